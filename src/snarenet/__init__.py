@@ -1,0 +1,41 @@
+"""snarenet: neural networks that obey hard constraints."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from snarenet import problems
+from snarenet.constraints import Box, Constraints, Linear, Nonlinear, Quadratic, Stack
+from snarenet.damping import Adaptive, Annealed, Constant
+from snarenet.layers import SnareLayer
+from snarenet.linalg import ConjugateGradients
+from snarenet.model import MLP, ConstrainedModel
+from snarenet.relaxation import AdaptiveRelaxation
+from snarenet.repair import repair
+from snarenet.solution import RepairError, RepairWarning, Solution, Status
+
+try:
+    __version__ = version("snarenet")
+except PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "MLP",
+    "Adaptive",
+    "AdaptiveRelaxation",
+    "Annealed",
+    "Box",
+    "ConjugateGradients",
+    "Constant",
+    "ConstrainedModel",
+    "Constraints",
+    "Linear",
+    "Nonlinear",
+    "Quadratic",
+    "RepairError",
+    "RepairWarning",
+    "SnareLayer",
+    "Solution",
+    "Stack",
+    "Status",
+    "problems",
+    "repair",
+]

@@ -1,0 +1,9 @@
+"""Constraint sets: what must hold."""
+
+from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.linear import Box, Linear
+from snarenet.constraints.nonlinear import Nonlinear
+from snarenet.constraints.quadratic import Quadratic
+from snarenet.constraints.stack import Stack
+
+__all__ = ["Box", "Constraints", "Instance", "Linear", "Nonlinear", "Quadratic", "Stack"]

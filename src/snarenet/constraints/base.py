@@ -1,0 +1,128 @@
+"""`Constraints`: what every set of constraints l(x) <= g(y, x) <= u(x) offers, and the residual that measures it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from snarenet.constraints.data import Memo, check_shape, describe, fit_inputs
+from snarenet.constraints.maps import FunctionMap, Map
+
+if TYPE_CHECKING:
+    from snarenet.constraints.stack import Stack
+
+
+def residual(value: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """relu(value - upper) - relu(lower - value): what each row is above or below its bounds, zero between them."""
+    return value - torch.clamp(value, lower, upper)
+
+
+def largest(r: Tensor) -> Tensor:
+    """(B,) the largest entry of each row of |r|."""
+    return r.abs().amax(1) if r.shape[1] else r.new_zeros(r.shape[0])
+
+
+class Instance(NamedTuple):
+    """The constraints of one batch: g with x filled in, and the bounds, both (B, rows)."""
+
+    map: Map
+    lower: Tensor
+    upper: Tensor
+
+    def select(self, index: Tensor) -> Instance:
+        """The constraints of some of the samples."""
+        return Instance(self.map.select(index), self.lower[index], self.upper[index])
+
+
+class Constraints(nn.Module, ABC):
+    """A set {y : l(x) <= g(y, x) <= u(x)}, one for every x.
+
+    Subclass it for a set of your own: define `value` and `bounds`, and set `rows`; the Jacobian comes from `torch.func`.
+    Two sets joined by `&` hold together.
+
+    Attributes:
+        rows: how many constraints there are; None where only a call tells (a `Box` with scalar bounds).
+        size: the n of y (B, n); None where the set does not fix it.
+    """
+
+    rows: int | None = None
+    size: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo = Memo()
+
+    @abstractmethod
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        """g(y, x): (B, rows)."""
+
+    @abstractmethod
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        """(l, u), each a number, (rows,) or (B, rows); infinite where there is no bound."""
+
+    def at(self, y: Tensor, x: Any = None) -> Instance:
+        """The constraints of the batch x, in the dtype of y: every function of x evaluated once."""
+        if self.rows is None:
+            raise ValueError(f"`{type(self).__name__}` must set `rows`, the number of its constraints")
+        return self._instance(y, FunctionMap(self.value, fit_inputs(y, x), self.rows), x)
+
+    def jacobian(self, y: Tensor, x: Any = None) -> Tensor:
+        """The derivative of g in y: (B, rows, n), or (rows, n) where all samples share it."""
+        return self.at(self.check(y), x).map.jacobian(y)
+
+    def residual(self, y: Tensor, x: Any = None, relax: float | Tensor = 0.0) -> Tensor:
+        """(B, rows) signed violations of the bounds, each widened by `relax`: positive above, negative below, else zero."""
+        instance = self.at(self.check(y), x)
+        return residual(instance.map.value(y), instance.lower - relax, instance.upper + relax)
+
+    def violation(self, y: Tensor, x: Any = None) -> Tensor:
+        """(B,) the largest violation of each sample."""
+        return largest(self.residual(y, x))
+
+    def forward(self, y: Tensor, x: Any = None) -> Tensor:
+        """The violation: a set that is called says how far y is from obeying it."""
+        return self.violation(y, x)
+
+    @property
+    def constant_rows(self) -> Tensor:
+        """(rows,) true for rows that are linear with one matrix for all samples: their Jacobian never changes."""
+        return torch.zeros(self.known_rows(), dtype=torch.bool)
+
+    def known_rows(self) -> int:
+        """`rows`, or an error where only a call can tell."""
+        if self.rows is None:
+            raise ValueError(f"the rows of this `{type(self).__name__}` are not known before y and x; give bounds (rows,)")
+        return self.rows
+
+    def check(self, y: Tensor) -> Tensor:
+        """y, if it is a batch of vectors of this set's size."""
+        if not isinstance(y, Tensor) or y.ndim != 2 or self.size not in (None, y.shape[1]):
+            raise ValueError(f"`y` must have shape (B, {self.size or 'n'}), but got {describe(y)}")
+        if not y.is_floating_point():
+            raise TypeError(f"`y` must be a floating-point tensor, but got {y.dtype}")
+        return y
+
+    def __and__(self, other: Constraints) -> Stack:
+        from snarenet.constraints.stack import Stack
+
+        return Stack(self, other) if isinstance(other, Constraints) else NotImplemented
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Constraints:
+        self.memo.clear()
+        return super()._apply(fn, recurse)
+
+    def _instance(self, y: Tensor, map: Map, x: Any) -> Instance:
+        lower, upper = self.bounds(x)
+        shape = (y.shape[0], map.rows)
+        return Instance(map, _expand("lower", lower, shape, y), _expand("upper", upper, shape, y))
+
+
+def _expand(name: str, bound: Tensor, shape: tuple[int, int], y: Tensor) -> Tensor:
+    if bound.device != y.device:
+        raise ValueError(f"the constraints are on {bound.device}, but `y` is on {y.device}: move them with .to()")
+    if bound.ndim:
+        check_shape(name, bound, shape[1:], shape)
+    return bound.to(y.dtype).expand(shape)

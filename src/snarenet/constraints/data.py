@@ -1,0 +1,154 @@
+"""Reading what users pass in: numbers, tensors and functions of x, checked once and named in every error.
+
+A *datum* (a matrix, a bound) is a number, a tensor shared by all samples, a tensor with a leading batch dimension, or a
+function of x. An *input* x is None, a tensor or any pytree of tensors, each with the batch as its first dimension
+(or a single number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map  # the public torch.utils.pytree came after the oldest torch we support
+
+Datum = float | Tensor | Callable[[Any], Any]
+
+
+def describe(value: object) -> str:
+    """What came, for an error message: the shape of a tensor, else the type."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def as_tensor(name: str, value: object) -> Tensor:
+    """A float tensor from a number, a sequence, an array or a tensor; numbers and integers become float64."""
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        try:
+            array = np.asarray(value)
+            tensor = torch.from_numpy(array.copy())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"`{name}` must be a number, a tensor or a function of x, but got {type(value).__name__}"
+            ) from error
+    if tensor.is_complex():
+        raise TypeError(f"`{name}` must be real, but got {tensor.dtype}")
+    return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+
+
+def check_shape(name: str, value: Tensor, *shapes: tuple[int | str, ...]) -> None:
+    """Raise unless `value` has one of the shapes, in which a word stands for any size."""
+
+    def fits(shape: tuple[int | str, ...]) -> bool:
+        return value.ndim == len(shape) and all(
+            isinstance(want, str) or want == have for want, have in zip(shape, value.shape, strict=True)
+        )
+
+    if not any(fits(shape) for shape in shapes):
+        expected = " or ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
+        raise ValueError(f"`{name}` must have shape {expected}, but got {describe(value)}")
+
+
+def check_finite(name: str, value: Tensor) -> Tensor:
+    """`value`, unless it holds NaN or infinity."""
+    if not torch.compiler.is_compiling() and not bool(value.isfinite().all()):
+        raise ValueError(f"`{name}` must be finite, but it holds NaN or infinity")
+    return value
+
+
+def check_ordered(lower: Tensor, upper: Tensor) -> None:
+    """Raise unless `lower` <= `upper` everywhere, both numbers, with lower < inf and upper > -inf."""
+    if torch.compiler.is_compiling():
+        return
+    for name, bound, wrong in (("lower", lower, torch.inf), ("upper", upper, -torch.inf)):
+        if bool((bound.isnan() | (bound == wrong)).any()):
+            raise ValueError(f"`{name}` must not be NaN or {wrong}")
+    crossed = lower > upper
+    if bool(crossed.any()):
+        worst = float((lower - upper)[crossed].max())
+        raise ValueError(f"expected `lower` <= `upper`, but {int(crossed.sum())} entries are crossed, by up to {worst:.3g}")
+
+
+def is_function(value: object) -> bool:
+    """Is this datum a function of x (a module counts as one)?"""
+    return callable(value) and not isinstance(value, Tensor)
+
+
+def store(module: nn.Module, name: str, value: Datum) -> None:
+    """Keep a datum on `module`: tensors as buffers or parameters, so that they move and save with it."""
+    if is_function(value):
+        setattr(module, name, value)
+    elif isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    else:
+        module.register_buffer(name, as_tensor(name, value))
+
+
+def recall(module: nn.Module, name: str, x: Any) -> Tensor:
+    """The datum kept under `name`, at x."""
+    datum = getattr(module, name)
+    if isinstance(datum, Tensor):
+        return datum
+    try:
+        value = datum(x)
+    except Exception as error:
+        if x is None:
+            raise ValueError(f"`{name}` is a function of x, but no x was given") from error
+        raise
+    return as_tensor(name, value)
+
+
+def fit_inputs(y: Tensor, x: Any) -> Any:
+    """x with its floating tensors in the dtype of y, after checking that each has one row per sample of y."""
+
+    def fit(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.ndim and leaf.shape[0] != y.shape[0]:
+            raise ValueError(
+                f"every tensor of `x` must have one row per sample: expected {y.shape[0]} rows as in `y`, "
+                f"but got {describe(leaf)}"
+            )
+        if leaf.device != y.device:
+            raise ValueError(f"`x` is on {leaf.device}, but `y` is on {y.device}")
+        return leaf.to(y.dtype) if leaf.is_floating_point() else leaf
+
+    return tree_map(fit, x)
+
+
+def select_inputs(x: Any, index: Tensor) -> Any:
+    """The rows `index` of x."""
+    return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.ndim else leaf, x)
+
+
+class Memo:
+    """What was computed from tensors that have not changed since; never saved, copied or moved."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Any, tuple[tuple[Tensor, ...], tuple[int, ...], Any]] = {}
+
+    def get(self, key: Any, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
+        """The result of `build()`, kept until one of `sources` is replaced or written to."""
+        entry = self._entries.get(key)
+        if torch.compiler.is_compiling():  # a traced tensor has no version to compare
+            return build() if entry is None else entry[2]
+        versions = tuple(source._version for source in sources)
+        if entry is not None and entry[1] == versions and all(a is b for a, b in zip(entry[0], sources, strict=True)):
+            return entry[2]
+        value = build()
+        self._entries[key] = (sources, versions, value)
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Memo:
+        return Memo()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_entries": {}}

@@ -1,0 +1,101 @@
+"""`Linear` and `Box`: sets whose rows are linear in y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.bounds import Bounds
+from snarenet.constraints.data import Datum, check_finite, check_shape, fit_inputs, is_function, recall, store
+from snarenet.constraints.maps import IdentityMap, LinearMap
+
+
+class Linear(Constraints):
+    """lower <= A y <= upper, or A y = equals.
+
+    Args:
+        A: matrix (m, n), one per sample (B, m, n), or a function of x that returns either.
+        lower: lower bounds: a number, (m,), (B, m), or a function of x; None for none.
+        upper: upper bounds, likewise.
+        equals: right-hand side of equalities, instead of `lower` and `upper`.
+
+    Example:
+        >>> import torch, snarenet as sn
+        >>> simplex = sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 3), equals=1.0)
+        >>> simplex.violation(torch.tensor([[0.5, 0.5, 0.5]])).item()
+        0.5
+    """
+
+    def __init__(
+        self,
+        A: Datum,
+        lower: Datum | None = None,
+        upper: Datum | None = None,
+        equals: Datum | None = None,
+    ) -> None:
+        super().__init__()
+        self.limit = Bounds(lower, upper, equals)
+        store(self, "A", A)
+        if is_function(A):
+            self.rows = self.limit.rows
+            return
+        check_shape("A", self.A, ("m", "n"), ("B", "m", "n"))
+        check_finite("A", self.A)
+        self.rows, self.size = self.A.shape[-2:]
+        self.limit.check_rows(self.rows, "A")
+
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        return self.at(self.check(y), x).map.value(y)
+
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        return self.limit.at(x)
+
+    def at(self, y: Tensor, x: Any = None) -> Instance:
+        x = fit_inputs(y, x)
+        A = recall(self, "A", x)
+        if is_function(self.A):
+            check_shape("A", A, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
+            check_finite("A", A)
+        elif A.ndim == 3:
+            check_shape("A", A, (y.shape[0], self.rows, self.size))
+        return self._instance(y, LinearMap(self.matrix(A, y.dtype)), x)
+
+    def matrix(self, A: Tensor, dtype: torch.dtype) -> Tensor:
+        """A in another precision; the copy is kept, so that what is computed from a constant A can be kept as well."""
+        if A.dtype == dtype or A.requires_grad or is_function(self.A):
+            return A.to(dtype)
+        return self.memo.get(("A", dtype), (A,), lambda: A.to(dtype))
+
+    @property
+    def constant(self) -> bool:
+        """Is A one matrix for all samples, and not learned?"""
+        return isinstance(self.A, Tensor) and self.A.ndim == 2 and not self.A.requires_grad
+
+    @property
+    def constant_rows(self) -> Tensor:
+        return torch.full((self.known_rows(),), self.constant)
+
+
+class Box(Constraints):
+    """lower <= y <= upper, entry by entry; each a number, (n,), (B, n), or a function of x, and possibly infinite."""
+
+    def __init__(self, lower: Datum | None, upper: Datum | None) -> None:
+        super().__init__()
+        self.limit = Bounds(lower, upper)
+        self.rows = self.size = self.limit.rows
+
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        return self.check(y)
+
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        return self.limit.at(x)
+
+    def at(self, y: Tensor, x: Any = None) -> Instance:
+        return self._instance(y, IdentityMap(y.shape[1]), fit_inputs(y, x))
+
+    @property
+    def constant_rows(self) -> Tensor:
+        return torch.ones(self.known_rows(), dtype=torch.bool)

@@ -1,0 +1,61 @@
+"""`Nonlinear`: rows given by any differentiable function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.bounds import Bounds
+from snarenet.constraints.data import Datum, fit_inputs
+from snarenet.constraints.maps import FunctionMap
+
+
+class Nonlinear(Constraints):
+    """lower <= fn(y, x) <= upper, or fn(y, x) = equals.
+
+    Args:
+        fn: function of the whole batch, y (B, n) and x to (B, rows), whose row b depends on sample b alone. A module
+            works too, and its parameters, like tensors that a closure captures, receive gradients.
+        rows: how many constraints fn returns.
+        lower: lower bounds: a number, (rows,), (B, rows), or a function of x; None for none.
+        upper: upper bounds, likewise.
+        equals: right-hand side of equalities, instead of `lower` and `upper`.
+        jacobian: function of (y, x) that returns (B, rows, n), where you have a faster one than `torch.func`.
+
+    Example:
+        >>> import torch, snarenet as sn
+        >>> ring = sn.Nonlinear(lambda y, x: y.norm(dim=1, keepdim=True), rows=1, lower=1.0, upper=2.0)
+        >>> ring.violation(torch.tensor([[3.0, 4.0]])).item()
+        3.0
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Tensor, Any], Tensor],
+        rows: int,
+        lower: Datum | None = None,
+        upper: Datum | None = None,
+        equals: Datum | None = None,
+        jacobian: Callable[[Tensor, Any], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(fn):
+            raise TypeError(f"`fn` must be a function of (y, x), but got {type(fn).__name__}")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+            raise ValueError(f"`rows` must be a whole number of constraints, but got {rows!r}")
+        self.fn, self.rows, self.given_jacobian = fn, rows, jacobian
+        self.limit = Bounds(lower, upper, equals)
+        self.limit.check_rows(rows, "rows")
+
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        return self.at(self.check(y), x).map.value(y)
+
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        return self.limit.at(x)
+
+    def at(self, y: Tensor, x: Any = None) -> Instance:
+        x = fit_inputs(y, x)
+        return self._instance(y, FunctionMap(self.fn, x, self.known_rows(), self.given_jacobian), x)

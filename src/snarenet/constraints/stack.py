@@ -1,0 +1,49 @@
+"""`Stack`: several sets that must hold together, what `a & b` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.maps import StackedMap
+
+
+class Stack(Constraints):
+    """The rows of all parts, in order; each part keeps its structure, so that constant rows stay constant."""
+
+    def __init__(self, *parts: Constraints) -> None:
+        super().__init__()
+        flat = [inner for part in parts for inner in (part.parts if isinstance(part, Stack) else (part,))]
+        sizes = {part.size for part in flat if part.size is not None}
+        if len(sizes) > 1:
+            raise ValueError(f"all parts must constrain the same y, but they expect sizes n = {sorted(sizes)}")
+        self.parts = nn.ModuleList(flat)
+        self.size = sizes.pop() if sizes else None
+        rows = [part.rows for part in flat]
+        self.rows = None if None in rows else sum(rows)
+
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        return self.at(self.check(y), x).map.value(y)
+
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        sides = zip(*(part.bounds(x) for part in self.parts), strict=True)
+        lower, upper = (_join(side, [part.known_rows() for part in self.parts]) for side in sides)
+        return lower, upper
+
+    def at(self, y: Tensor, x: Any = None) -> Instance:
+        maps, lowers, uppers = zip(*(part.at(y, x) for part in self.parts), strict=True)
+        return Instance(StackedMap(maps), torch.cat(lowers, 1), torch.cat(uppers, 1))
+
+    @property
+    def constant_rows(self) -> Tensor:
+        return torch.cat([part.constant_rows for part in self.parts])
+
+
+def _join(bounds: tuple[Tensor, ...], rows: list[int]) -> Tensor:
+    """Bounds of several parts side by side, per sample if one of them is."""
+    batch = [bound.shape[:1] for bound in bounds if bound.ndim == 2]
+    shape = batch[0] if batch else ()
+    return torch.cat([bound.expand(*shape, size) for bound, size in zip(bounds, rows, strict=True)], -1)

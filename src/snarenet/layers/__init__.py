@@ -1,0 +1,5 @@
+"""Layers: one file a method, one interface."""
+
+from snarenet.layers.snare import SnareLayer
+
+__all__ = ["SnareLayer"]

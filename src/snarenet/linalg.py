@@ -1,0 +1,314 @@
+r"""Linear algebra of one step: factor once, solve many.
+
+A step from y with residual r, rows J, row damping $\delta = \lambda s > 0$ and multipliers w is
+
+$$ d = J^\top w, \qquad (J J^\top + \mathrm{diag}(\delta))\, w = r, $$
+
+and its adjoint asks, for a cotangent v, for $p = (J J^\top + \mathrm{diag}(\delta))^{-1} J v$ and $e = v - J^\top p$.
+Rows whose Gram matrix is diagonal in a known basis (a box, constant equalities) are *eliminated*: they turn into a metric
+$P = (I + J_e^\top \mathrm{diag}(\delta_e)^{-1} J_e)^{-1}$ for the others, whose system is $J P J^\top + \mathrm{diag}(\delta)$.
+Each class says which of these systems it solves; docs/mathematics.md has the derivations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps import Map
+
+_TRANSFER_BYTES = 2**28  # memory for the cached transfer matrices of one spectrum
+
+
+def column(damping: float | Tensor) -> float | Tensor:
+    """A damping per sample as a column, a shared one as it is."""
+    return damping.unsqueeze(-1) if isinstance(damping, Tensor) else damping
+
+
+class Spectrum:
+    """Singular values of constant rows A (m, n), row i divided by the root of its scale s_i: A = diag(s)^(1/2) U S V'."""
+
+    def __init__(self, A: Tensor, scale: Tensor) -> None:
+        self.A = A
+        self.root = scale.sqrt()
+        U, values, Vh = torch.linalg.svd(A / self.root.unsqueeze(1), full_matrices=False)
+        cutoff = torch.finfo(A.dtype).eps * max(A.shape) * (values[0] if len(values) else 0)
+        rank = int((values > cutoff).sum())
+        self.left, self.values, self.right = U[:, :rank], values[:rank], Vh[:rank].T
+        self.squares = self.values.square()
+        self.pseudo_inverse = (self.right / self.values) @ self.left.T / self.root
+        typical = (A / self.root.unsqueeze(1)).square().sum(1).mean().sqrt() if rank else 1
+        # the least singular value, in typical row lengths: 0 without full row rank
+        self.least = float(values[-1] / typical) if rank == A.shape[0] > 0 else float(rank == A.shape[0])
+        self._transfers: dict[float, Tensor] = {}
+
+    def transfer(self, r: Tensor, damping: float | Tensor, transpose: bool = False) -> Tensor:
+        r"""r T, or r T', for r (B, m), with $T = D^{-1/2} U \frac{S^2}{S^2+\lambda} U^\top D^{1/2}$.
+
+        T' = A A' (A A' + damping D)^-1 takes the residual of all rows to the change of A y in one step.
+        """
+        if isinstance(damping, Tensor) or torch.compiler.is_compiling():
+            weights = self.squares / (self.squares + column(damping))
+            r = r * self.root if transpose else r / self.root
+            r = (r @ self.left * weights) @ self.left.T
+            return r / self.root if transpose else r * self.root
+        matrix = self._transfers.get(damping)
+        if matrix is None:
+            matrix = (self.left * (self.squares / (self.squares + damping))) @ self.left.T
+            matrix = matrix * self.root / self.root.unsqueeze(1)
+            if (len(self._transfers) + 1) * matrix.numel() * matrix.element_size() <= _TRANSFER_BYTES:
+                self._transfers[damping] = matrix
+        return r @ (matrix.T if transpose else matrix)
+
+
+class Eliminated(ABC):
+    """Rows that were solved for beforehand, at one step's damping; P is their metric on the other rows."""
+
+    @abstractmethod
+    def step(self, residual: Tensor) -> Tensor:
+        """d (B, n) of these rows alone."""
+
+    @abstractmethod
+    def shrink(self, v: Tensor) -> Tensor:
+        """P v for v (B, n)."""
+
+    @abstractmethod
+    def root(self, J: Tensor) -> Tensor:
+        """J P^(1/2) for J (m, n) or (B, m, n)."""
+
+    @abstractmethod
+    def multipliers(self, u: Tensor) -> Tensor:
+        """p (B, rows) of these rows, from u = v - J'p of the others."""
+
+
+class EliminatedBox(Eliminated):
+    """The rows of a box: unit vectors, so P is diagonal; `active` (B, n) marks the rows in use."""
+
+    def __init__(self, active: Tensor, damping: float | Tensor) -> None:
+        damping = column(damping)
+        self.inverse = active / (1 + damping)
+        self.weights = torch.where(active > 0, damping / (1 + damping), 1.0)
+
+    def step(self, residual: Tensor) -> Tensor:
+        return residual * self.inverse
+
+    def shrink(self, v: Tensor) -> Tensor:
+        return v * self.weights
+
+    def root(self, J: Tensor) -> Tensor:
+        return J * self.weights.sqrt().unsqueeze(1)
+
+    def multipliers(self, u: Tensor) -> Tensor:
+        return u * self.inverse
+
+
+class EliminatedSpectrum(Eliminated):
+    r"""Constant rows: $P = I - V \frac{S^2}{S^2 + \lambda} V^\top$."""
+
+    def __init__(self, spectrum: Spectrum, damping: float | Tensor) -> None:
+        self.spectrum = spectrum
+        squares = spectrum.squares
+        denominator = squares + column(damping)
+        self.inverse = spectrum.values / denominator
+        self.shrinkage = squares / denominator
+
+    def step(self, residual: Tensor) -> Tensor:
+        s = self.spectrum
+        return (residual / s.root @ s.left * self.inverse) @ s.right.T
+
+    def shrink(self, v: Tensor) -> Tensor:
+        right = self.spectrum.right
+        return v - (v @ right * self.shrinkage) @ right.T
+
+    def root(self, J: Tensor) -> Tensor:
+        right = self.spectrum.right
+        weights = 1 - (1 - self.shrinkage).clamp(min=0).sqrt()
+        return J - (J @ right * (weights.unsqueeze(1) if weights.ndim == 2 else weights)) @ right.T
+
+    def multipliers(self, u: Tensor) -> Tensor:
+        s = self.spectrum
+        return (u @ s.right * self.inverse) @ s.left.T / s.root
+
+
+@dataclass(frozen=True)
+class ConjugateGradients:
+    """Solve each step by conjugate gradients on products with J and its transpose; J itself is never formed.
+
+    Attributes:
+        tol: relative residual at which a sample's solve stops; the adjoint is exact to about this.
+        max_iterations: limit for one solve.
+        probes: random directions that estimate the row lengths for a relative damping.
+    """
+
+    tol: float = 1e-10
+    max_iterations: int = 500
+    probes: int = 8
+
+    def solve(self, operator: Callable[[Tensor], Tensor], rhs: Tensor, diagonal: Tensor) -> Tensor:
+        """w with operator(w) = rhs, both (B, m), preconditioned by the diagonal (B, m)."""
+        w, r = torch.zeros_like(rhs), rhs
+        z = r / diagonal
+        direction, rho = z, (r * z).sum(1, keepdim=True)
+        target = self.tol * rhs.norm(dim=1, keepdim=True)
+        for _ in range(self.max_iterations):
+            going = (r.norm(dim=1, keepdim=True) > target) & (rho > 0)
+            if not bool(going.any()):
+                break
+            image = operator(direction)
+            curvature = (direction * image).sum(1, keepdim=True)
+            alpha = torch.where(going & (curvature > 0), rho / curvature, 0.0)
+            w, r = w + alpha * direction, r - alpha * image
+            z = r / diagonal
+            previous, rho = rho, torch.where(going, (r * z).sum(1, keepdim=True), rho)
+            direction = torch.where(going, z + direction * (rho / previous), direction)
+        return w
+
+    def row_norms(self, map: Map, y: Tensor) -> Tensor:
+        """Estimated squared row lengths of J(y): the mean of (J z)^2 over fixed random signs z; differentiable in y."""
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (self.probes, y.shape[1]), generator=generator).to(y) * 2 - 1
+        return sum(map.jvp(y, z.expand_as(y)).square() for z in signs) / self.probes
+
+
+class System(ABC):
+    """The linear system of one step, at one y.
+
+    `weight` times p times w is the cotangent of the row scales: w and e are fixed only up to a common factor, which each
+    class chooses so that nothing is divided by a small damping.
+    """
+
+    weight: float | Tensor
+    factor: Tensor | None
+
+    @abstractmethod
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(d, w) for the residual (B, m) of these rows and that of the eliminated ones."""
+
+    @abstractmethod
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(p, e, p of the eliminated rows) for the cotangent v (B, n) of y - d."""
+
+
+class Dual(System):
+    """J P J' + diag(delta), m by m. With P = I, w and e are those of the module's formulas.
+
+    Args:
+        map: the rows that were not eliminated, linearised at y.
+        y: (B, n).
+        active: (B, m), 1 for rows in use and 0 for the others, or None for all.
+        delta: (B, m) damping of each row, `damping` times its scale.
+        damping: the scalar damping, a number or (B,).
+        eliminated: rows solved for beforehand, if any.
+        factor: the Cholesky factor, if it was kept.
+        krylov: solve by conjugate gradients instead of a factor.
+    """
+
+    def __init__(
+        self,
+        map: Map,
+        y: Tensor,
+        active: Tensor | None,
+        delta: Tensor,
+        damping: float | Tensor,
+        eliminated: Eliminated | None = None,
+        factor: Tensor | None = None,
+        krylov: ConjugateGradients | None = None,
+    ) -> None:
+        self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
+        self.weight = column(damping)
+        self.diagonal = delta if active is None else delta * active + (1 - active)
+        self.krylov = krylov
+        self.factor = None if krylov else (self._factor() if factor is None else factor)
+
+    def _factor(self) -> Tensor:
+        J = self.map.jacobian(self.y)
+        W = J if self.eliminated is None else self.eliminated.root(J)
+        gram = W @ W.mT
+        if self.active is not None:
+            gram = gram * self.active.unsqueeze(1) * self.active.unsqueeze(2)
+        elif gram.ndim == 2:
+            gram = gram.expand(self.y.shape[0], -1, -1)
+        return cholesky(gram + torch.diag_embed(self.diagonal))
+
+    def _mask(self, w: Tensor) -> Tensor:
+        return w if self.active is None else w * self.active
+
+    def _shrink(self, v: Tensor) -> Tensor:
+        return v if self.eliminated is None else self.eliminated.shrink(v)
+
+    def _push(self, v: Tensor) -> Tensor:
+        return self._mask(self.map.jvp(self.y, v))
+
+    def _pull(self, w: Tensor) -> Tensor:
+        return self.map.vjp(self.y, self._mask(w))
+
+    def _solve(self, rhs: Tensor) -> Tensor:
+        if self.factor is not None:
+            return torch.cholesky_solve(rhs.unsqueeze(-1), self.factor).squeeze(-1)
+        assert self.krylov is not None
+        return self.krylov.solve(lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal)
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.eliminated is None:
+            w = self._solve(residual)
+            return self._pull(w), w
+        assert eliminated is not None
+        d = self.eliminated.step(eliminated)
+        w = self._solve(self._mask(residual) - self._push(d))
+        return d + self._shrink(self._pull(w)), w
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        p = self._solve(self._push(self._shrink(v)))
+        u = v - self._pull(p)
+        return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
+
+
+class Primal(System):
+    """J'diag(s)^(-1) J + damping I, n by n, for more rows than variables; here w stands for damping times w, and e for e over it."""
+
+    def __init__(
+        self,
+        map: Map,
+        y: Tensor,
+        active: Tensor | None,
+        scale: Tensor,
+        damping: float | Tensor,
+        factor: Tensor | None = None,
+    ) -> None:
+        self.map, self.y = map, y
+        self.inverse = 1 / scale if active is None else active / scale
+        self.weight = 1.0
+        if factor is None:
+            J = map.jacobian(y)
+            gram = (J.mT * self.inverse.unsqueeze(1)) @ J
+            factor = cholesky(gram + torch.diag_embed((torch.ones_like(y) * column(damping))))
+        self.factor = factor
+
+    def _solve(self, v: Tensor) -> Tensor:
+        assert self.factor is not None
+        return torch.cholesky_solve(v.unsqueeze(-1), self.factor).squeeze(-1)
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        d = self._solve(self.map.vjp(self.y, residual * self.inverse))
+        return d, (residual - self.map.jvp(self.y, d)) * self.inverse
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        e = self._solve(v)
+        return self.map.jvp(self.y, e) * self.inverse, e, None
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; a matrix that is singular to working precision gets the smallest shift that makes it regular."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if torch.compiler.is_compiling():
+        return factor
+    shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
+    while bool((info > 0).any()) and shift < 1:
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) * (info > 0).unsqueeze(-1)
+        factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed((shift * diagonal).expand(matrix.shape[:-1])))
+        shift *= 100
+    return factor

@@ -1,0 +1,37 @@
+r"""NCLP: a non-convex objective under linear constraints,
+
+$$ \min_y \tfrac12 y^\top Q y + p^\top \sin y \quad \text{s.t.} \quad A y \le b, \; C y = x, $$
+
+with b so large that $y = C^+ x$ is feasible for every x in the cube $[-1, 1]^{m}$. All arrays come from one seed, in a fixed
+order, so that results can be compared with the paper's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snarenet.constraints import Linear
+from snarenet.problems.base import Problem
+
+
+class NCLP(Problem):
+    """The family above; Q is diagonal."""
+
+    def __init__(
+        self, size: int = 100, inequalities: int = 50, equalities: int = 50, instances: int = 10_000, seed: int = 2025
+    ) -> None:
+        super().__init__()
+        self.size = size
+        draw = np.random.RandomState(seed)
+        q, p = draw.random_sample(size), draw.random_sample(size)
+        A, C = draw.normal(0, 1, (inequalities, size)), draw.normal(0, 1, (equalities, size))
+        b = np.abs(A @ np.linalg.pinv(C)).sum(1)
+        inputs = draw.uniform(-1, 1, (instances, equalities))
+        for name, array in {"q": q, "p": p, "inputs": inputs}.items():
+            self.register_buffer(name, torch.from_numpy(array))
+        self.constraints = Linear(A, upper=b) & Linear(C, equals=lambda x: x)
+
+    def objective(self, y: Tensor, x: Tensor) -> Tensor:
+        return (0.5 * self.q * y.square() + self.p * y.sin()).sum(1)

@@ -1,0 +1,319 @@
+r"""`repair`: the only loop. It takes predictions y to the set l(x) <= g(y, x) <= u(x), and its backward is the exact adjoint.
+
+$$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, \qquad r = \mathrm{relu}(g - u - \varepsilon) - \mathrm{relu}(l - \varepsilon - g). $$
+
+A sample stops when its own max |r| is at most `tol`, and is never moved again. The steps are recorded, not unrolled; what a
+step is and how it is pulled back is in `spaces.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Constraints, Instance, largest, residual
+from snarenet.constraints.data import check_shape
+from snarenet.damping import Adaptive, Annealed, Damping, as_damping
+from snarenet.linalg import ConjugateGradients
+from snarenet.solution import Solution, Status
+from snarenet.spaces import Rows, Space, Step, Tape, choose_space, pull_back, without
+
+# plain numbers: a compiled loop does not compare tensors with members of an enum
+_CONVERGED, _GOING, _STALLED, _NONFINITE = (
+    int(status) for status in (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED, Status.NONFINITE)
+)
+
+Solver = Literal["auto"] | ConjugateGradients
+Store = Literal["auto"] | bool
+
+_STORE_BYTES = 2**30  # factors kept for the backward pass when `store_factors="auto"`
+
+
+def repair(
+    constraints: Constraints,
+    y: Tensor,
+    x: Any = None,
+    *,
+    damping: float | Damping = Annealed(),
+    rows: Rows = "auto",
+    tol: float = 1e-8,
+    max_steps: int = 100,
+    relax: float | Tensor = 0.0,
+    rescue: bool = False,
+    solver: Solver = "auto",
+    store_factors: Store = "auto",
+    dtype: torch.dtype | None = None,
+) -> Solution:
+    """Repair a batch of predictions; gradients flow to y, x, the bounds and every tensor inside the constraints.
+
+    Args:
+        constraints: the set to reach.
+        y: (B, n) predictions.
+        x: inputs of the set: None, a tensor or a pytree of tensors, each with one row per sample.
+        damping: `Constant`, `Annealed` or `Adaptive`; a number means `Constant`.
+        rows: rows of J in a step: "all" (the paper), "active" (equalities and violated inequalities), or "auto": all where
+            the Jacobian is constant with full row rank, active otherwise.
+        tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
+        max_steps: limit on steps.
+        relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
+        rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
+        solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large problems.
+        store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
+        dtype: precision of the repair, float64 unless given; values come back in the dtype of y.
+    """
+    damping = as_damping(damping)
+    dtype = check_options(rows, tol, max_steps, solver, store_factors, dtype)
+    work = constraints.check(y).to(dtype)
+    finite = work.isfinite().all(1)
+    start = torch.where(finite.unsqueeze(1), work, 0.0)
+    instance = _relax(constraints.at(start, x), relax)
+    room = {"auto": _STORE_BYTES, True: math.inf, False: 0}[store_factors]
+    krylov = solver if isinstance(solver, ConjugateGradients) else None
+
+    def attempt(instance: Instance, y: Tensor, finite: Tensor, damping: Damping, rows: Rows) -> _Outcome:
+        space, *bounds = choose_space(constraints.memo, instance, y.detach(), damping.relative, rows, krylov, room)
+        value, status, steps = _run(_Job(space, damping, tol, max_steps, finite), y, *bounds)
+        violation = _violation(instance, value)
+        status = torch.where((status == _CONVERGED) & (violation > tol), _GOING, status)
+        return _Outcome(value, status, steps, violation)
+
+    out = attempt(instance, start, finite, damping, rows)
+    if rescue and not torch.compiler.is_compiling():
+        failed = ((out.status != _CONVERGED) & finite).nonzero().squeeze(1)
+        if len(failed):
+            again = attempt(instance.select(failed), start[failed], finite[failed], Adaptive(), "active")
+            out = out.improve(failed, again)
+    value = torch.where(finite.unsqueeze(1), out.value, work).to(y.dtype)
+    violation = out.violation if y.dtype == dtype else _violation(instance, value.to(dtype))
+    return Solution(value, y, out.status, out.steps, torch.where(finite, violation, math.inf))
+
+
+class _Outcome(NamedTuple):
+    """What one attempt at a repair led to, for every sample."""
+
+    value: Tensor
+    status: Tensor
+    steps: Tensor
+    violation: Tensor
+
+    def improve(self, index: Tensor, again: _Outcome) -> _Outcome:
+        """This outcome with the samples `index` replaced by a second one, where that is better; its steps count anyway."""
+        steps = self.steps.index_add(0, index, again.steps)
+        better = (again.violation < self.violation[index]).nonzero().squeeze(1)
+        index = index[better]
+        value, status, _, violation = (
+            old.index_copy(0, index, new[better]) for old, new in zip(self, again, strict=True)
+        )
+        return _Outcome(value, status, steps, violation)
+
+
+class _Job(NamedTuple):
+    """A repair, ready to run."""
+
+    space: Space
+    damping: Damping
+    tol: float
+    max_steps: int
+    finite: Tensor  # (B,) true where the prediction is
+
+
+def _run(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    """The loop: (value, status, steps), with the adjoint behind it where a gradient is needed."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():  # an exported model is for inference
+        return _iterate(job, y, lower, upper)
+    if torch.compiler.is_compiling() and not job.space.traceable:
+        return _differentiate_eagerly(job, y, lower, upper)
+    return _differentiate(job, y, lower, upper)
+
+
+def _differentiate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    tensors = job.space.tensors(y)
+    if any(t.requires_grad for t in (y, lower, upper, *tensors)):
+        return _Repair.apply(job, y, lower, upper, *tensors)
+    return _iterate(job, y, lower, upper)
+
+
+_differentiate_eagerly = torch.compiler.disable(_differentiate)
+
+
+class _Repair(torch.autograd.Function):
+    """The loop as one differentiable operation."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, y: Tensor, lower: Tensor, upper: Tensor, *tensors: Tensor) -> Any:
+        tape = Tape(bounds=lower.requires_grad or upper.requires_grad)
+        value, status, steps = _iterate(job, y, lower, upper, tape)
+        ctx.space, ctx.tape, ctx.tensors = job.space, tape, tensors
+        ctx.failures = not torch.compiler.is_compiling() and bool((status != _CONVERGED).any())
+        ctx.save_for_backward(y, *tensors)  # so that autograd notices when one of them is overwritten
+        ctx.mark_non_differentiable(status, steps)
+        return value, status, steps
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, v: Tensor, *_: Any) -> Any:
+        y = ctx.saved_tensors[0]
+        steps = ctx.tape.steps
+        if ctx.failures:  # a sample that was given up, or rescued, may have gone too far for its steps to be pulled back
+            steps = without(steps, samples=(v == 0).all(1))
+        found = pull_back(ctx.space, steps, y, v, ctx.tensors)
+        return None, found.y, found.lower, found.upper, *found.tensors
+
+
+class _Live(NamedTuple):
+    """The samples at work and where they stand; a sample is going while its status is MAX_STEPS."""
+
+    index: Tensor | None  # their places in the batch; None for the whole batch
+    space: Space
+    lower: Tensor
+    upper: Tensor
+    pinned: Tensor  # rows that are equalities
+    position: Tensor
+    residual: Tensor
+    worst: Tensor
+    level: float | Tensor  # the damping of the next step
+    status: Tensor
+    steps: Tensor
+
+    def select(self, keep: Tensor) -> _Live:
+        """Some of these samples."""
+        index = keep if self.index is None else self.index[keep]
+        rest = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
+        return _Live(index, self.space.select(keep), *rest)
+
+    def write(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """(position, status, steps) of the whole batch, with these samples brought up to date."""
+        mine = (self.position, self.status, self.steps)
+        if self.index is None:
+            return mine
+        return tuple(old.index_copy(0, self.index, new) for old, new in zip(batch, mine, strict=True))
+
+
+@torch.no_grad()
+def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None = None) -> tuple[Tensor, ...]:
+    """Run the loop: (value, status, steps). Each step is written to `tape`, if there is one.
+
+    In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled loop cannot choose: it
+    takes all `max_steps` steps and freezes the samples that have stopped.
+    """
+    damping, eager = job.damping, not torch.compiler.is_compiling()
+    tol = max(job.tol / 2, job.tol - job.space.slack)
+    position = job.space.start(y)
+    r = residual(job.space.value(position), lower, upper)
+    worst = largest(r)
+    status = _judge(worst, tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
+    steps = torch.zeros_like(status)
+    s = _Live(None, job.space, lower, upper, lower == upper, position, r, worst, damping.first(y), status, steps)
+    batch = s.write(())
+    stopped = eager and not bool((status == _GOING).all())
+    for k in range(job.max_steps):
+        if stopped:
+            batch = s.write(batch)
+            s = s.select((s.status == _GOING).nonzero().squeeze(1))
+            if not len(s.status):
+                break
+        violated = (s.residual != 0) | s.pinned
+        trial, record = s.space.step(s.position, s.residual, violated, s.level)
+        r = residual(s.space.value(trial), s.lower, s.upper)
+        worst = largest(r)
+        stalled = s.space.stationary(s.residual, s.level, record)
+        gain = _gain(s, violated, trial, r, record) if damping.searches else None
+        if eager and gain is None and _all_go_on(worst, tol, stalled):
+            stopped, moved, status = False, None, s.status
+        else:
+            moved, status = _settle(s, worst, gain, stalled, tol)
+            stopped = eager and not bool((status == _GOING).all())
+            trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
+            worst = torch.where(moved, worst, s.worst)
+        if tape is not None:
+            below = s.residual < 0 if tape.bounds else None
+            tape.steps.append(Step(s.index, violated, below, s.level, moved, record))
+        level = damping.following(k, s.level, gain)
+        steps = s.steps + (1 if eager else (s.status == _GOING))
+        s = s._replace(position=trial, residual=r, worst=worst, level=level, status=status, steps=steps)
+    position, status, steps = s.write(batch)
+    return job.space.finish(y, position), status, steps
+
+
+def _all_go_on(worst: Tensor, tol: float, stalled: Tensor | None) -> bool:
+    """Did nobody converge, break or stall? The common case, in one look."""
+    low, high = torch.aminmax(worst)
+    return bool(low > tol) and bool(high < math.inf) and (stalled is None or not bool(stalled.any()))
+
+
+def _settle(
+    s: _Live, worst: Tensor, gain: Tensor | None, stalled: Tensor | None, tol: float
+) -> tuple[Tensor, Tensor]:
+    """Who takes the step, and everybody's status after it; `worst` is the violation that the step leads to."""
+    going = s.status == _GOING
+    finite = worst < math.inf  # False where it is NaN
+    moved, broken = going & finite, ~finite
+    if gain is not None:  # a search rejects what it does not like, and tries again
+        moved, broken = moved & (gain > 0), torch.zeros_like(broken)
+    status = _judge(torch.where(moved, worst, s.worst), tol, broken, stalled)
+    return moved, torch.where(going, status, s.status)
+
+
+def _judge(worst: Tensor, tol: float, broken: Tensor, stalled: Tensor | None) -> Tensor:
+    """(B,) the status of samples whose largest violation is `worst`."""
+    status = torch.where(worst <= tol, _CONVERGED, _GOING)
+    if stalled is not None:
+        status = torch.where(stalled & (worst > tol), _STALLED, status)
+    return torch.where(broken, _NONFINITE, status)
+
+
+def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, record: Any) -> Tensor:
+    """(B,) actual over predicted decrease of the squared violation, rows measured against their scale."""
+    scales = s.space.scales()
+    before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
+    foreseen = s.space.predict(s.position, trial, s.residual, record) * violated
+    return (before - after) / (before - (foreseen.square() / scales).sum(1))
+
+
+@torch.no_grad()
+def _violation(instance: Instance, y: Tensor) -> Tensor:
+    """(B,) the largest violation of y, infinite where it is not a number."""
+    worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+    return torch.where(worst.isnan(), math.inf, worst)
+
+
+def _relax(instance: Instance, relax: float | Tensor) -> Instance:
+    """The instance with every bound widened by `relax`."""
+    if not isinstance(relax, Tensor):
+        if not relax >= 0:
+            raise ValueError(f"`relax` must be >= 0, but got {relax!r}")
+        if relax == 0:
+            return instance
+    else:
+        batch, rows = instance.lower.shape
+        if relax.ndim:
+            check_shape("relax", relax, (rows,), (batch, rows))
+        if not torch.compiler.is_compiling() and not bool((relax >= 0).all()):
+            raise ValueError("`relax` must be >= 0 everywhere")
+        relax = relax.to(instance.lower)
+    return Instance(instance.map, instance.lower - relax, instance.upper + relax)
+
+
+def check_options(
+    rows: str, tol: float, max_steps: int, solver: object, store_factors: object, dtype: torch.dtype | None
+) -> torch.dtype:
+    """The precision of the repair, if all options make sense."""
+    if rows not in ("auto", "all", "active"):
+        raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {rows!r}")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ValueError(f"`max_steps` must be a whole number >= 0, but got {max_steps!r}")
+    if solver != "auto" and not isinstance(solver, ConjugateGradients):
+        raise ValueError(f"`solver` must be 'auto' or ConjugateGradients(...), but got {solver!r}")
+    if store_factors not in ("auto", True, False):
+        raise ValueError(f"`store_factors` must be 'auto', True or False, but got {store_factors!r}")
+    dtype = torch.float64 if dtype is None else dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but got {dtype}")
+    if not tol >= 0 or math.isinf(tol):
+        raise ValueError(f"`tol` must be a finite number >= 0, but got {tol!r}")
+    if 0 < tol < 8 * torch.finfo(dtype).eps:
+        raise ValueError(f"`tol` = {tol:g} is finer than {dtype} can keep; use at least 1e-5 for float32, 1e-14 for float64")
+    return dtype
