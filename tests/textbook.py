@@ -7,7 +7,6 @@ each in its most direct form. Tests compare values and gradients with it; benchm
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,23 +42,19 @@ def textbook_repair(
         if active:
             J = J * ((r != 0) | (lower == upper)).unsqueeze(-1)
         weighted = J.mT / scale.unsqueeze(1)
-        d = torch.linalg.solve(weighted @ J + damping(k) * eye, (weighted @ r.unsqueeze(-1)))
-        d = d.squeeze(-1)
+        d = torch.linalg.solve(weighted @ J + damping(k) * eye, (weighted @ r.unsqueeze(-1))).squeeze(-1)
         y = torch.where((worst > tol).unsqueeze(1), y - d, y) if per_sample else y - d
     return y, max_steps
 
 
-def dense_jacobian(constraints: Any, x: Any) -> Function:
-    """The Jacobian of a constraint set as (B, m, n), differentiable, row by row through autograd."""
+def autograd_jacobian(value: Function) -> Function:
+    """The Jacobian (B, m, n) of a function of the batch, one row at a time, differentiable again."""
 
     def jacobian(y: Tensor) -> Tensor:
-        return torch.func.vmap(
-            lambda one, inputs: torch.func.jacrev(lambda z: constraints.value(z[None], _unsqueeze(inputs))[0])(one),
-            in_dims=(0, None if x is None else 0),
-        )(y, x)
+        with torch.enable_grad():
+            y = y if y.requires_grad else y.detach().requires_grad_()
+            g = value(y)
+            rows = [torch.autograd.grad(g[:, i].sum(), y, create_graph=True)[0] for i in range(g.shape[1])]
+        return torch.stack(rows, 1)
 
     return jacobian
-
-
-def _unsqueeze(inputs: Any) -> Any:
-    return None if inputs is None else torch.utils._pytree.tree_map(lambda leaf: leaf[None], inputs)

@@ -91,7 +91,7 @@ class EliminatedBox(Eliminated):
     def __init__(self, active: Tensor, damping: float | Tensor) -> None:
         damping = column(damping)
         self.inverse = active / (1 + damping)
-        self.weights = torch.where(active > 0, damping / (1 + damping), 1.0)
+        self.weights = damping * self.inverse + (1 - active)
 
     def step(self, residual: Tensor) -> Tensor:
         return residual * self.inverse
@@ -144,7 +144,7 @@ class ConjugateGradients:
         probes: random directions that estimate the row lengths for a relative damping.
     """
 
-    tol: float = 1e-10
+    tol: float = 1e-8
     max_iterations: int = 500
     probes: int = 8
 
@@ -219,6 +219,7 @@ class Dual(System):
         krylov: ConjugateGradients | None = None,
     ) -> None:
         self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
+        self._jvp, self._vjp = map.linearize(y)
         self.weight = column(damping)
         self.diagonal = delta if active is None else delta * active + (1 - active)
         self.krylov = krylov
@@ -241,10 +242,10 @@ class Dual(System):
         return v if self.eliminated is None else self.eliminated.shrink(v)
 
     def _push(self, v: Tensor) -> Tensor:
-        return self._mask(self.map.jvp(self.y, v))
+        return self._mask(self._jvp(v))
 
     def _pull(self, w: Tensor) -> Tensor:
-        return self.map.vjp(self.y, self._mask(w))
+        return self._vjp(self._mask(w))
 
     def _solve(self, rhs: Tensor) -> Tensor:
         if self.factor is not None:

@@ -208,7 +208,7 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     steps = torch.zeros_like(status)
     s = _Live(None, job.space, lower, upper, lower == upper, position, r, worst, damping.first(y), status, steps)
     batch = s.write(())
-    stopped = eager and not bool((status == _GOING).all())
+    stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
     for k in range(job.max_steps):
         if stopped:
             batch = s.write(batch)
@@ -225,7 +225,7 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
             stopped, moved, status = False, None, s.status
         else:
             moved, status = _settle(s, worst, gain, stalled, tol)
-            stopped = eager and not bool((status == _GOING).all())
+            stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
             trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
             worst = torch.where(moved, worst, s.worst)
         if tape is not None:

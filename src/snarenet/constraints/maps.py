@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from snarenet.constraints.data import describe, select_inputs
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
+Product = Callable[[Tensor], Tensor]
 
 _JACOBIAN_CHUNK = 2**24  # numbers that one vectorised pass for the Jacobian may hold (128 MiB in float64)
 
@@ -56,6 +58,10 @@ class Map(ABC):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         """J(y).T @ weights: (B, n)."""
         return torch.func.vjp(self.value, y)[1](weights)[0]
+
+    def linearize(self, y: Tensor) -> tuple[Product, Product]:
+        """The products t -> J(y) t and w -> J(y)' w, for many uses at one y."""
+        return partial(self.jvp, y), partial(self.vjp, y)
 
     def row_norms(self, y: Tensor) -> Tensor:
         """Squared lengths of the rows of J(y): (B, rows)."""
@@ -273,6 +279,14 @@ class FunctionMap(Map):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         return transposed_times(self.jacobian(y), weights) if self._explicit else super().vjp(y, weights)
 
+    def linearize(self, y: Tensor) -> tuple[Product, Product]:
+        if self._explicit:
+            J = self.jacobian(y)
+            return partial(times, J), partial(transposed_times, J)
+        value, pull = torch.func.vjp(self.value, y)  # evaluates g once; its transpose, linear as it is, is J itself
+        _, push = torch.func.vjp(lambda w: pull(w)[0], torch.zeros_like(value))
+        return (lambda t: push(t)[0]), (lambda w: pull(w)[0])
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors of x, and every leaf that fn reaches by itself: its parameters, or what a closure captured."""
         inside = FunctionMap(self.fn, tree_map(_detach, self.x), self.rows, self.given_jacobian)
@@ -335,6 +349,20 @@ class StackedMap(Map):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         pieces = zip(self.parts, weights.split(self.sizes, 1), strict=True)
         return sum((part.vjp(y, w) for part, w in pieces), torch.zeros_like(y))
+
+    def linearize(self, y: Tensor) -> tuple[Product, Product]:
+        products = [part.linearize(y) for part in self.parts]
+        if len(products) == 1:
+            return products[0]
+
+        def push(t: Tensor) -> Tensor:
+            return _join([product(t) for product, _ in products], y.new_empty(y.shape[0], 0))
+
+        def pull(w: Tensor) -> Tensor:
+            pieces = zip(products, w.split(self.sizes, 1), strict=True)
+            return sum((product(piece) for (_, product), piece in pieces), torch.zeros_like(y))
+
+        return push, pull
 
     def row_norms(self, y: Tensor) -> Tensor:
         return _join([part.row_norms(y) for part in self.parts], y.new_empty(y.shape[0], 0))

@@ -1,0 +1,332 @@
+"""Every constraint set, through the conformance suite."""
+
+from __future__ import annotations
+
+import torch
+from conformance import BATCH, Case, Conformance, draw
+from torch import Tensor, nn
+
+import snarenet as sn
+
+INF = torch.tensor(torch.inf, dtype=torch.float64)
+
+
+def number(value: float):
+    return lambda x: torch.tensor(value, dtype=torch.float64)
+
+
+class TestLinearConstant(Conformance):
+    """Inequalities and equalities with one matrix: the constraint-space route, or elimination when rows are active."""
+
+    def case(self) -> Case:
+        A, C, b = draw(3, 6, seed=1), draw(2, 6, seed=2), torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+        return Case(
+            sn.Linear(A, upper=b) & sn.Linear(C, equals=lambda x: x),
+            lambda y, x: torch.cat([y @ A.T, y @ C.T], 1),
+            lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
+            lambda x: torch.cat([b.expand(BATCH, 3), x], 1),
+            draw(BATCH, 6, seed=3, scale=2),
+            draw(BATCH, 2, seed=4),
+        )
+
+
+class TestLinearTwoSided(Conformance):
+    def case(self) -> Case:
+        A, width = draw(3, 5, seed=1), torch.tensor([0.1, 0.2, 0.0], dtype=torch.float64)
+        return Case(
+            sn.Linear(A, lower=lambda x: x - width, upper=lambda x: x + width),
+            lambda y, x: y @ A.T,
+            lambda x: x - width,
+            lambda x: x + width,
+            draw(BATCH, 5, seed=2),
+            draw(BATCH, 3, seed=3),
+        )
+
+
+class TestLinearPerSample(Conformance):
+    def case(self) -> Case:
+        A, b = draw(BATCH, 3, 5, seed=1), draw(BATCH, 3, seed=2)
+        return Case(
+            sn.Linear(A, upper=b),
+            lambda y, x: torch.einsum("bmn,bn->bm", A, y),
+            lambda x: -INF,
+            lambda x: b,
+            draw(BATCH, 5, seed=3, scale=2),
+            batched=True,
+        )
+
+
+class TestLinearOfX(Conformance):
+    """A(x) and bounds of x, the form of a control-barrier policy; x is a pytree."""
+
+    def case(self) -> Case:
+        def matrix(x: dict[str, Tensor]) -> Tensor:
+            return torch.stack([x["pose"].sin(), x["pose"].square() + 1], 1)
+
+        return Case(
+            sn.Linear(matrix, lower=lambda x: x["low"], upper=0.4),
+            lambda y, x: torch.einsum("bmn,bn->bm", matrix(x), y),
+            lambda x: x["low"],
+            number(0.4),
+            draw(BATCH, 4, seed=1),
+            {"pose": draw(BATCH, 4, seed=2), "low": -draw(BATCH, 2, seed=3).abs()},
+        )
+
+
+class TestLinearLearned(Conformance):
+    """A matrix and a right-hand side that are trained."""
+
+    def case(self) -> Case:
+        A, b = nn.Parameter(draw(2, 5, seed=1)), nn.Parameter(draw(2, seed=2))
+        return Case(
+            sn.Linear(A, equals=b),
+            lambda y, x: y @ A.T,
+            lambda x: b,
+            lambda x: b,
+            draw(BATCH, 5, seed=3),
+            tensors=[A, b],
+        )
+
+
+class TestMoreRowsThanVariables(Conformance):
+    """A polytope in the plane with 12 sides: the n-by-n system."""
+
+    def case(self) -> Case:
+        angles = torch.linspace(0, 2 * torch.pi, 13, dtype=torch.float64)[:-1]
+        A = torch.stack([angles.cos(), angles.sin()], 1) * torch.linspace(1, 3, 12, dtype=torch.float64).unsqueeze(1)
+        return Case(
+            sn.Linear(A, upper=1.0),
+            lambda y, x: y @ A.T,
+            lambda x: -INF,
+            number(1.0),
+            draw(BATCH, 2, seed=1, scale=4),
+        )
+
+
+class TestManyNonlinearRows(Conformance):
+    def case(self) -> Case:
+        centres = draw(7, 2, seed=1)
+
+        def g(y: Tensor, x: Tensor) -> Tensor:
+            return (y.unsqueeze(1) - centres.to(y)).square().sum(2) + x
+
+        return Case(
+            sn.Nonlinear(g, rows=7, lower=0.5, upper=9.0),
+            g,
+            number(0.5),
+            number(9.0),
+            draw(BATCH, 2, seed=2, scale=3),
+            draw(BATCH, 1, seed=3, scale=0.2),
+        )
+
+
+class TestBox(Conformance):
+    def case(self) -> Case:
+        lower = torch.tensor([-1.0, -torch.inf, 0.0, -0.5], dtype=torch.float64)
+        return Case(
+            sn.Box(lower, lambda x: x),
+            lambda y, x: y,
+            lambda x: lower,
+            lambda x: x,
+            draw(BATCH, 4, seed=1, scale=2),
+            draw(BATCH, 4, seed=2).abs(),
+        )
+
+
+class TestBoxWithCoupling(Conformance):
+    """Probability vectors that also obey a quadratic row: the box is eliminated."""
+
+    def case(self) -> Case:
+        ones, weights = torch.ones(1, 5, dtype=torch.float64), draw(1, 5, seed=1).abs()
+        return Case(
+            sn.Linear(ones, equals=1.0) & sn.Box(0.0, 0.6) & sn.Quadratic(weights, ones * 0, upper=0.4),
+            lambda y, x: torch.cat([y @ ones.T, y, y.square() @ weights.T], 1),
+            lambda x: torch.tensor([1.0] + 5 * [0.0] + [-torch.inf], dtype=torch.float64),
+            lambda x: torch.tensor([1.0] + 5 * [0.6] + [0.4], dtype=torch.float64),
+            draw(BATCH, 5, seed=2, scale=2),
+        )
+
+
+class TestQuadraticDiagonal(Conformance):
+    """Non-convex rows with linear equalities, as in the paper's QCQP."""
+
+    def case(self) -> Case:
+        H, G, C = draw(3, 6, seed=1, scale=0.2), draw(3, 6, seed=2), draw(2, 6, seed=3)
+        return Case(
+            sn.Quadratic(H, G, upper=0.5) & sn.Linear(C, equals=lambda x: x),
+            lambda y, x: torch.cat([y.square() @ H.T + y @ G.T, y @ C.T], 1),
+            lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
+            lambda x: torch.cat([torch.full((BATCH, 3), 0.5, dtype=x.dtype), x], 1),
+            draw(BATCH, 6, seed=4, scale=2),
+            draw(BATCH, 2, seed=5),
+        )
+
+
+class TestQuadraticWhole(Conformance):
+    def case(self) -> Case:
+        H, G = draw(2, 4, 4, seed=1, scale=0.3), draw(2, 4, seed=2)
+        return Case(
+            sn.Quadratic(H, G, lower=-0.5, upper=0.5),
+            lambda y, x: torch.einsum("bi,mij,bj->bm", y, H, y) + y @ G.T,
+            number(-0.5),
+            number(0.5),
+            draw(BATCH, 4, seed=3),
+        )
+
+
+class TestQuadraticOfX(Conformance):
+    def case(self) -> Case:
+        def H(x: Tensor) -> Tensor:
+            return x.unsqueeze(1) * torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
+
+        G = draw(BATCH, 2, 4, seed=1)
+        return Case(
+            sn.Quadratic(H, G, upper=0.2),
+            lambda y, x: (H(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
+            lambda x: -INF,
+            number(0.2),
+            draw(BATCH, 4, seed=2),
+            draw(BATCH, 4, seed=3, scale=0.5),
+            batched=True,
+        )
+
+
+class TestQuadraticWholePerSample(Conformance):
+    def case(self) -> Case:
+        H, G = draw(BATCH, 2, 4, 4, seed=1, scale=0.3), draw(2, 4, seed=2)
+        return Case(
+            sn.Quadratic(H, G, upper=0.3),
+            lambda y, x: torch.einsum("bi,bmij,bj->bm", y, H, y) + y @ G.T,
+            lambda x: -INF,
+            number(0.3),
+            draw(BATCH, 4, seed=3, scale=1.5),
+            batched=True,
+        )
+
+
+class TestQuadraticLearned(Conformance):
+    def case(self) -> Case:
+        H, G = nn.Parameter(draw(2, 4, seed=1, scale=0.3)), nn.Parameter(draw(2, 4, seed=2))
+        return Case(
+            sn.Quadratic(H, G, equals=0.3),
+            lambda y, x: y.square() @ H.T + y @ G.T,
+            number(0.3),
+            number(0.3),
+            draw(BATCH, 4, seed=3),
+            tensors=[H, G],
+        )
+
+
+class TestNonlinearTrigonometric(Conformance):
+    """Fewer rows than variables, in y and x."""
+
+    def case(self) -> Case:
+        W = draw(3, 5, seed=1)
+
+        def g(y: Tensor, x: Tensor) -> Tensor:
+            return torch.sin(y @ W.T.to(y)) + 0.3 * (y * x).sum(1, keepdim=True)
+
+        return Case(
+            sn.Nonlinear(g, rows=3, lower=-0.2, upper=0.2),
+            g,
+            number(-0.2),
+            number(0.2),
+            draw(BATCH, 5, seed=2),
+            draw(BATCH, 5, seed=3, scale=0.3),
+        )
+
+
+class TestNonlinearModule(Conformance):
+    """A network as a constraint: its parameters receive gradients."""
+
+    def case(self) -> Case:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Parameter(draw(3, 4, seed=1))
+                self.outer = nn.Parameter(draw(2, 3, seed=2))
+
+            def forward(self, y: Tensor, x: Tensor) -> Tensor:
+                return torch.tanh(y @ self.inner.T.to(y)) @ self.outer.T.to(y) + x
+
+        net = Net()
+        return Case(
+            sn.Nonlinear(net, rows=2, equals=0.1),
+            net,
+            number(0.1),
+            number(0.1),
+            draw(BATCH, 4, seed=3, scale=0.5),
+            draw(BATCH, 2, seed=4, scale=0.2),
+            tensors=list(net.parameters()),
+        )
+
+
+class TestNonlinearClosure(Conformance):
+    """A function that captured tensors by itself: a leaf, and the result of a computation on another."""
+
+    def case(self) -> Case:
+        a, b = draw(4, seed=1).requires_grad_(), draw(4, seed=2).requires_grad_()
+        square = b.square()
+
+        def g(y: Tensor, x: None) -> Tensor:
+            return torch.stack([(a.to(y) * y).sum(1) + (square.to(y) * y.square()).sum(1), y.cos() @ a.to(y)], 1)
+
+        return Case(
+            sn.Nonlinear(g, rows=2, upper=0.1),
+            g,
+            lambda x: -INF,
+            number(0.1),
+            draw(BATCH, 4, seed=3),
+            tensors=[a],
+            hidden=[b],
+        )
+
+
+class TestNonlinearWithJacobian(Conformance):
+    def case(self) -> Case:
+        W = draw(2, 4, seed=1)
+
+        def g(y: Tensor, x: Tensor) -> Tensor:
+            return torch.exp(0.3 * y @ W.T.to(y)) + x
+
+        def jacobian(y: Tensor, x: Tensor) -> Tensor:
+            return 0.3 * torch.exp(0.3 * y @ W.T.to(y)).unsqueeze(2) * W.to(y)
+
+        return Case(
+            sn.Nonlinear(g, rows=2, lower=0.5, upper=1.0, jacobian=jacobian),
+            g,
+            number(0.5),
+            number(1.0),
+            draw(BATCH, 4, seed=2, scale=2),
+            draw(BATCH, 2, seed=3, scale=0.1),
+        )
+
+
+class TestSubclass(Conformance):
+    """A user's own set: two methods and the number of rows."""
+
+    def case(self) -> Case:
+        class Ring(sn.Constraints):
+            rows = 1
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_parameter("centre", nn.Parameter(draw(3, seed=1)))
+
+            def value(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+                return (y - self.centre.to(y)).square().sum(1, keepdim=True)
+
+            def bounds(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+                assert x is not None
+                return x, x + 1
+
+        ring = Ring()
+        return Case(
+            ring,
+            lambda y, x: (y - ring.centre).square().sum(1, keepdim=True),
+            lambda x: x,
+            lambda x: x + 1,
+            draw(BATCH, 3, seed=2, scale=3),
+            draw(BATCH, 1, seed=3).abs() + 1,
+            tensors=[ring.centre],
+        )
