@@ -77,7 +77,8 @@ def repair(
         space, *bounds = choose_space(constraints.memo, instance, y.detach(), damping.relative, rows, krylov, room)
         value, status, steps = _run(_Job(space, damping, tol, max_steps, finite), y, *bounds)
         violation = _violation(instance, value)
-        status = torch.where((status == _CONVERGED) & (violation > tol), _GOING, status)
+        reached = finite & (violation <= tol)  # known for certain only now: a loop may round, or be stricter than it has to
+        status = torch.where(reached, _CONVERGED, torch.where(status == _CONVERGED, _GOING, status))
         return _Outcome(value, status, steps, violation)
 
     out = attempt(instance, start, finite, damping, rows)
@@ -171,6 +172,7 @@ class _Live(NamedTuple):
     lower: Tensor
     upper: Tensor
     pinned: Tensor  # rows that are equalities
+    strictness: Tensor | None  # factors on the residual before it is compared with the tolerance
     position: Tensor
     residual: Tensor
     worst: Tensor
@@ -204,9 +206,11 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     position = job.space.start(y)
     r = residual(job.space.value(position), lower, upper)
     worst = largest(r)
-    status = _judge(worst, tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
+    status = _judge(worst, job.tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
     steps = torch.zeros_like(status)
-    s = _Live(None, job.space, lower, upper, lower == upper, position, r, worst, damping.first(y), status, steps)
+    strictness = _strictness(job.space.scales().expand_as(r), job.tol) if damping.relative else None
+    level = damping.first(y)
+    s = _Live(None, job.space, lower, upper, lower == upper, strictness, position, r, worst, level, status, steps)
     batch = s.write(())
     stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
     for k in range(job.max_steps):
@@ -218,9 +222,11 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
         violated = (s.residual != 0) | s.pinned
         trial, record = s.space.step(s.position, s.residual, violated, s.level)
         r = residual(s.space.value(trial), s.lower, s.upper)
-        worst = largest(r)
-        stalled = s.space.stationary(s.residual, s.level, record)
-        gain = _gain(s, violated, trial, r, record) if damping.searches else None
+        worst = largest(r if s.strictness is None else r * s.strictness)
+        stalled, gain = s.space.stationary(s.residual, s.level, record), None
+        if damping.searches:
+            gain, idle = _gain(s, violated, trial, r, record)
+            stalled = idle if stalled is None else idle | stalled
         if eager and gain is None and _all_go_on(worst, tol, stalled):
             stopped, moved, status = False, None, s.status
         else:
@@ -265,12 +271,26 @@ def _judge(worst: Tensor, tol: float, broken: Tensor, stalled: Tensor | None) ->
     return torch.where(broken, _NONFINITE, status)
 
 
-def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, record: Any) -> Tensor:
-    """(B,) actual over predicted decrease of the squared violation, rows measured against their scale."""
+def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, record: Any) -> tuple[Tensor, Tensor]:
+    """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
     scales = s.space.scales()
     before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
     foreseen = s.space.predict(s.position, trial, s.residual, record) * violated
-    return (before - after) / (before - (foreseen.square() / scales).sum(1))
+    predicted = before - (foreseen.square() / scales).sum(1)
+    return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before
+
+
+def _strictness(scales: Tensor, tol: float) -> Tensor | None:
+    """How much stricter than `tol` to be with short rows, so that scaling a constraint down does not loosen it.
+
+    A row of length 1 or more stops at `tol`, a shorter one at `tol` times its length, but not below a thousandth of `tol`
+    nor below what rounding allows.
+    """
+    finest = max(1e-3, min(1.0, 256 * torch.finfo(scales.dtype).eps / tol)) if tol else 1.0
+    factors = 1 / scales.sqrt().clamp(finest, 1.0)
+    if not torch.compiler.is_compiling() and bool((factors == 1).all()):
+        return None
+    return factors
 
 
 @torch.no_grad()

@@ -248,9 +248,11 @@ class FunctionMap(Map):
             if J.shape[-2:] != (self.rows, y.shape[1]):
                 raise ValueError(f"`jacobian(y, x)` must return (B, {self.rows}, {y.shape[1]}), but got {describe(J)}")
             return J
+        batch, n = y.shape
+        if self.rows == 0:
+            return y.new_zeros(batch, 0, n)
         if torch.compiler.is_exporting():
             return self._exported_jacobian(y)
-        batch, n = y.shape
         compiling = torch.compiler.is_compiling()  # the size of a traced batch is not known
         chunk = None if compiling else max(1, _JACOBIAN_CHUNK // max(1, batch * max(n, self.rows)))
         if self.rows <= n:  # one backward pass per row

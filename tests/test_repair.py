@@ -1,0 +1,442 @@
+"""The loop: stopping, structure, failures and what happens around them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conformance import assert_equal, draw, gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.constraints.data import Memo
+from snarenet.linalg import Dual, EliminatedBox, EliminatedSpectrum, Primal
+from snarenet.spaces import ConstraintSpace, OutputSpace, choose_space
+
+
+def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
+    return choose_space(Memo(), constraints.at(y, x), y, True, rows, krylov, math.inf)[0]
+
+
+def two_disks() -> sn.Nonlinear:
+    """Example 1 of the paper."""
+    return sn.Nonlinear(
+        lambda y, x: torch.stack([(y[:, 0] + 1) ** 2 + y[:, 1] ** 2, (y[:, 0] - 1) ** 2 + y[:, 1] ** 2], 1),
+        rows=2,
+        upper=2.25,
+    )
+
+
+class TestExample1:
+    def test_from_the_papers_prediction(self) -> None:
+        """(-1, 0) breaks one disk, and the projection of g onto its bounds has no preimage."""
+        solution = sn.repair(two_disks(), torch.tensor([[-1.0, 0.0]], dtype=torch.float64))
+        assert solution.converged.all()
+        torch.testing.assert_close(solution.value, torch.tensor([[-0.5, 0.0]], dtype=torch.float64), rtol=0, atol=1e-8)
+
+    def test_from_everywhere(self) -> None:
+        grid = torch.cartesian_prod(*[torch.linspace(-5, 5, 41, dtype=torch.float64)] * 2)
+        solution = sn.repair(two_disks(), grid, tol=1e-10)
+        assert solution.converged.all()
+        assert two_disks().violation(solution.value).max() <= 1e-10
+
+
+class TestStructure:
+    """Linear algebra is chosen by structure."""
+
+    A, C = draw(3, 8, seed=1), draw(2, 8, seed=2)
+    y, x = draw(4, 8, seed=3), draw(4, 2, seed=4)
+
+    def test_constant_rows_iterate_in_constraint_space(self) -> None:
+        constraints = sn.Linear(self.A, upper=1.0) & sn.Linear(self.C, equals=lambda x: x)
+        assert isinstance(space_of(constraints, self.y, self.x), ConstraintSpace)
+        assert isinstance(space_of(constraints, self.y, self.x, rows="active"), OutputSpace)
+        assert constraints.constant_rows.all()
+
+    def test_rank_deficient_constant_rows_do_not(self) -> None:
+        twice = sn.Linear(torch.cat([self.A, self.A]), upper=1.0)
+        assert isinstance(space_of(twice, self.y), OutputSpace)
+        assert isinstance(space_of(twice, self.y, rows="all"), ConstraintSpace)
+
+    def test_learned_rows_do_not(self) -> None:
+        constraints = sn.Linear(torch.nn.Parameter(self.A), upper=1.0)
+        assert isinstance(space_of(constraints, self.y), OutputSpace)
+        assert not constraints.constant_rows.any()
+
+    def test_constant_equalities_are_eliminated(self) -> None:
+        quadratic = sn.Quadratic(self.A * 0.1, self.A, upper=1.0)
+        constraints = quadratic & sn.Linear(self.C, equals=lambda x: x)
+        assert constraints.constant_rows.tolist() == [False] * 3 + [True] * 2
+        space = space_of(constraints, self.y, self.x)
+        assert isinstance(space, OutputSpace)
+        system = space.system(self.y, torch.ones(4, 5, dtype=torch.bool), 1.0)
+        assert isinstance(system, Dual)
+        assert isinstance(system.eliminated, EliminatedSpectrum)
+        inequalities = quadratic & sn.Linear(self.C, upper=1.0)
+        assert space_of(inequalities, self.y).eliminated is None
+        assert space_of(inequalities, self.y, rows="all").eliminated is not None
+
+    def test_a_box_is_eliminated(self) -> None:
+        space = space_of(sn.Linear(self.A, upper=1.0) & sn.Box(-1.0, 1.0), self.y)
+        system = space.system(self.y, torch.ones(4, 11, dtype=torch.bool), 1.0)
+        assert isinstance(system.eliminated, EliminatedBox)
+        assert system.factor.shape == (4, 3, 3)
+
+    def test_more_rows_than_variables_solve_for_the_variables(self) -> None:
+        space = space_of(sn.Nonlinear(lambda y, x: (y @ self.A) ** 2, rows=8, upper=1.0), self.y[:, :3])
+        system = space.system(self.y[:, :3], torch.ones(4, 8, dtype=torch.bool), 1.0)
+        assert isinstance(system, Primal)
+        assert system.factor.shape == (4, 3, 3)
+
+    def test_matrix_free_forms_no_factor(self) -> None:
+        constraints = sn.Linear(self.A, upper=1.0)
+        space = space_of(constraints, self.y, krylov=sn.ConjugateGradients())
+        assert space.system(self.y, torch.ones(4, 3, dtype=torch.bool), 1.0).factor is None
+
+    def test_the_spectrum_is_computed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        svd = torch.linalg.svd
+        monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: calls.append(1) or svd(*a, **k))
+        constraints = sn.Linear(self.A.float(), upper=1.0)  # even where A must be cast
+        for _ in range(3):
+            sn.repair(constraints, self.y)
+        assert len(calls) == 1
+        constraints.A.mul_(2)  # written to: computed again
+        assert sn.repair(constraints, self.y).converged.all()
+        assert constraints.violation(sn.repair(constraints, self.y).value).max() <= 1e-8
+        assert len(calls) == 2
+
+
+class TestScaling:
+    """Multiplying a constraint by a number must not change what the defaults return."""
+
+    @pytest.mark.parametrize("factor", [1e3, 1e-3])
+    @pytest.mark.parametrize("row", [0, 1, 4])
+    def test_linear(self, factor: float, row: int) -> None:
+        A, b, y = draw(5, 8, seed=1), draw(5, seed=2), draw(50, 8, seed=3, scale=2)
+        scale = torch.ones(5, dtype=torch.float64)
+        scale[row] = factor
+        self.compare(sn.Linear(A, upper=b), sn.Linear(A * scale.unsqueeze(1), upper=b * scale), y)
+
+    @pytest.mark.parametrize("factor", [1e3, 1e-3])
+    @pytest.mark.parametrize("row", [0, 1, 2])
+    def test_nonlinear(self, factor: float, row: int) -> None:
+        H, G, y = draw(3, 8, seed=1, scale=0.1), draw(3, 8, seed=2), draw(50, 8, seed=3, scale=2)
+        scale = torch.ones(3, dtype=torch.float64)
+        scale[row] = factor
+        column = scale.unsqueeze(1)
+        self.compare(sn.Quadratic(H, G, upper=0.3), sn.Quadratic(H * column, G * column, upper=0.3 * scale), y)
+        shared = draw(2, 8, seed=4)
+        self.compare(
+            sn.Quadratic(H, G, upper=0.3) & sn.Linear(shared, equals=0.1),
+            sn.Quadratic(H * column, G * column, upper=0.3 * scale) & sn.Linear(shared, equals=0.1),
+            y,
+        )
+
+    @staticmethod
+    def compare(plain: sn.Constraints, scaled: sn.Constraints, y: Tensor) -> None:
+        tol = 1e-8
+        a, b = sn.SnareLayer(plain, tol=tol).solve(y), sn.SnareLayer(scaled, tol=tol).solve(y)
+        assert a.converged.all()
+        assert b.converged.all()
+        assert a.steps.max() > 5
+        torch.testing.assert_close(a.value, b.value, rtol=0, atol=tol)
+
+
+class TestFailures:
+    """Bad samples are reported, and the healthy ones beside them are untouched."""
+
+    A, b = draw(3, 5, seed=1), torch.full((3,), 0.2, dtype=torch.float64)
+    y = draw(6, 5, seed=2, scale=2)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("kind", ["constant", "nonlinear"])
+    def test_a_prediction_that_is_not_a_number(self, bad: float, kind: str) -> None:
+        constraints = (
+            sn.Linear(self.A, upper=self.b)
+            if kind == "constant"
+            else sn.Nonlinear(lambda y, x: (y @ self.A.T).sinh(), rows=3, upper=self.b)
+        )
+        y = self.y.clone()
+        y[2, 3] = bad
+        y.requires_grad_()
+        solution = sn.repair(constraints, y, rescue=True)
+        assert solution.status.tolist() == [0, 0, sn.Status.NONFINITE, 0, 0, 0]
+        assert solution.violation[2] == math.inf
+        assert torch.equal(solution.value[2].isfinite(), y[2].isfinite())
+        healthy = [0, 1, 3, 4, 5]
+        torch.testing.assert_close(solution.value[healthy], sn.repair(constraints, self.y).value[healthy])
+        solution.value[healthy].sum().backward()
+        assert y.grad is not None
+        assert y.grad.isfinite().all()
+
+    def test_a_constraint_that_is_not_a_number(self) -> None:
+        """log(y) of a negative prediction: nothing to be done, and nothing else disturbed."""
+        weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
+        constraints = sn.Nonlinear(lambda y, x: (weight * y).log(), rows=2, lower=0.0)
+        y = torch.tensor([[0.5, 0.2], [-1.0, 0.5], [2.0, 3.0]], dtype=torch.float64, requires_grad=True)
+        solution = sn.repair(constraints, y, rescue=True)
+        assert solution.status.tolist() == [0, sn.Status.NONFINITE, 0]
+        assert torch.equal(solution.value[1], y[1])
+        assert solution.violation[1] == math.inf
+        solution.value.sum().backward()
+        assert y.grad is not None
+        assert y.grad.isfinite().all()
+        assert weight.grad is not None
+        assert weight.grad.isfinite().all()
+
+    def test_a_step_that_leaves_the_domain_is_not_taken(self) -> None:
+        """Newton's step for sqrt(y) <= 0.1 from 1 lands at a negative y; the search shortens it."""
+        constraints = sn.Nonlinear(lambda y, x: y.sqrt(), rows=1, upper=0.1)
+        y = torch.tensor([[1.0], [0.005]], dtype=torch.float64, requires_grad=True)
+        newton = sn.repair(constraints, y, damping=0.0)
+        assert newton.status.tolist() == [sn.Status.NONFINITE, 0]
+        assert newton.value[0].item() == 1.0
+        rescued = sn.repair(constraints, y, damping=0.0, rescue=True, tol=1e-6)
+        assert rescued.converged.all()
+        (gradient,) = torch.autograd.grad(rescued.value.sum(), y)
+        assert gradient.isfinite().all()
+
+    @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Constant(0.1), sn.Adaptive()], ids=str)
+    def test_an_empty_set_gives_the_least_violation(self, damping) -> None:
+        """y <= -1 and y >= 1, each with weight 1: the least squares of the violation is at 0."""
+        A = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        upper = torch.tensor([[-1.0, torch.inf], [2.0, torch.inf]], dtype=torch.float64)
+        lower = torch.tensor([[-torch.inf, 1.0], [-torch.inf, 1.0]], dtype=torch.float64)
+        constraints = sn.Linear(A, lower=lower, upper=upper)
+        y = torch.tensor([[3.0, 5.0], [3.0, 5.0]], dtype=torch.float64, requires_grad=True)
+        solution = sn.repair(constraints, y, damping=damping, rescue=True, max_steps=400)
+        assert solution.status.tolist() == [sn.Status.STALLED, 0]
+        torch.testing.assert_close(solution.value[0], torch.tensor([0.0, 5.0], dtype=torch.float64), rtol=0, atol=1e-6)
+        assert solution.violation[0].item() == pytest.approx(1, abs=1e-6)
+        solution.value.sum().backward()
+        assert y.grad is not None
+        assert y.grad.isfinite().all()
+
+    def test_an_empty_nonlinear_set(self) -> None:
+        """|y|^2 <= -1 has its least violation at the origin, where its gradient vanishes."""
+        constraints = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), upper=-1.0)
+        solution = sn.repair(constraints, draw(3, 2), rescue=True)
+        assert (solution.status != sn.Status.CONVERGED).all()
+        assert solution.value.isfinite().all()
+        assert solution.violation.max() < 1.01
+
+    def test_a_prediction_without_a_gradient_stalls(self) -> None:
+        """The centre of a disk that must be left: no direction is better than another."""
+        constraints = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), lower=1.0)
+        y = torch.tensor([[0.0, 0.0], [0.1, 0.0]], dtype=torch.float64)
+        solution = sn.repair(constraints, y, rescue=True)
+        assert solution.status.tolist() == [sn.Status.STALLED, sn.Status.CONVERGED]
+
+    @pytest.mark.parametrize("rows", ["auto", "all", "active"])
+    def test_duplicate_and_dependent_rows(self, rows: str) -> None:
+        A = torch.cat([self.A, self.A, self.A.sum(0, keepdim=True)])
+        constraints = sn.Linear(A, upper=torch.cat([self.b, self.b, self.b.sum(0, keepdim=True)]))
+        solution = sn.repair(constraints, self.y, rows=rows, max_steps=300)
+        assert solution.converged.all()
+        y = self.y.clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda y: sn.repair(constraints, y, rows=rows, max_steps=5).value, y, atol=1e-5)
+
+    @pytest.mark.parametrize("rows", ["all", "active"])
+    def test_no_damping_on_dependent_rows(self, rows: str) -> None:
+        """A singular system gets the smallest shift that makes it regular."""
+        quadratic = sn.Quadratic(torch.zeros(2, 5), self.A[[0, 0]], equals=0.3)
+        solution = sn.repair(quadratic, self.y, damping=0.0, rows=rows, max_steps=20)
+        assert solution.converged.all()
+
+    def test_a_row_of_zeros(self) -> None:
+        A = torch.cat([self.A, torch.zeros(1, 5, dtype=torch.float64)])
+        assert sn.repair(sn.Linear(A, upper=0.5), self.y).converged.all()
+        impossible = sn.SnareLayer(sn.Linear(A, upper=torch.tensor([0.5, 0.5, 0.5, -1.0])), on_failure="ignore")
+        solution = impossible.solve(self.y)
+        assert (solution.status == sn.Status.STALLED).all()
+        assert solution.value.isfinite().all()
+
+    def test_no_rows_at_all(self) -> None:
+        for constraints in (
+            sn.Linear(torch.zeros(0, 5), upper=1.0),
+            sn.Nonlinear(lambda y, x: y[:, :0], rows=0, upper=1.0),
+        ):
+            y = self.y.clone().requires_grad_()
+            solution = sn.SnareLayer(constraints).solve(y)
+            assert solution.converged.all()
+            assert torch.equal(solution.value, y)
+            solution.value.sum().backward()
+            assert torch.equal(y.grad, torch.ones_like(y))
+
+    def test_equal_bounds_are_equalities(self) -> None:
+        kept = sn.repair(sn.Linear(self.A, lower=self.b, upper=self.b), self.y).value
+        assert_equal(kept, sn.repair(sn.Linear(self.A, equals=self.b), self.y).value, 1e-14)
+        quadratic = [sn.Quadratic(self.A * 0.1, self.A, lower=self.b, upper=self.b), sn.Linear(self.A, equals=self.b)]
+        assert sn.repair(quadratic[0], self.y).converged.all()
+
+    def test_zero_steps(self) -> None:
+        solution = sn.repair(sn.Linear(self.A, upper=self.b), self.y, max_steps=0)
+        assert torch.equal(solution.value, self.y)
+        assert (solution.status[solution.violation > 1e-8] == sn.Status.MAX_STEPS).all()
+
+    def test_the_tolerance_decides(self) -> None:
+        for tol in (1e-2, 1e-6, 1e-12):
+            solution = sn.repair(sn.Linear(self.A, upper=self.b), self.y, tol=tol)
+            assert solution.converged.all()
+            assert solution.violation.max() <= tol
+
+
+class TestRescue:
+    constraints = sn.Quadratic(draw(3, 6, seed=1, scale=0.3), draw(3, 6, seed=2), upper=0.2)
+    slow = sn.Annealed(100.0, 1.0)  # too slow for the few steps it gets
+
+    def test_it_repairs_what_the_first_attempt_did_not(self) -> None:
+        y = draw(8, 6, seed=3, scale=2)
+        options = {"damping": self.slow, "max_steps": 20}
+        first, second = (sn.repair(self.constraints, y, rescue=rescue, **options) for rescue in (False, True))
+        failed = ~first.converged
+        assert failed.any()
+        assert not failed.all()
+        assert second.converged.all()
+        assert torch.equal(first.value[~failed], second.value[~failed])
+        assert (second.steps[failed] > 20).all()
+
+    def test_gradients_are_exact(self) -> None:
+        y = draw(8, 6, seed=3, scale=2).requires_grad_()
+        H, G = (tensor.clone().requires_grad_() for tensor in (self.constraints.H, self.constraints.G))
+
+        def run(y: Tensor, H: Tensor, G: Tensor) -> Tensor:
+            constraints = sn.Quadratic(H, G, upper=0.2)
+            return sn.repair(constraints, y, damping=self.slow, max_steps=20, rescue=True).value
+
+        assert torch.autograd.gradcheck(run, (y, H, G), atol=1e-5)
+
+    def test_with_data_per_sample(self) -> None:
+        A, b = draw(8, 3, 6, seed=4), draw(8, 3, seed=5)
+        solution = sn.repair(sn.Linear(A, upper=b), draw(8, 6, seed=3), damping=self.slow, max_steps=15, rescue=True)
+        assert solution.converged.all()
+
+    def test_a_diverging_first_attempt_leaves_no_trace_in_gradients(self) -> None:
+        """The paper's step runs away from here; the rescued samples' gradients must not see it."""
+        problem = sn.problems.load("ncqcqp-hard")
+        quadratic, linear = problem.constraints.parts
+        H = quadratic.H.clone().requires_grad_()
+        constraints = sn.Quadratic(H, quadratic.G, upper=quadratic.limit.upper) & linear
+        x = problem.test[:8]
+        y = x @ torch.linalg.pinv(linear.A).T + draw(8, 100, seed=1, scale=2)
+        options = {"damping": sn.Constant(0.01), "rows": "all", "max_steps": 60}
+        first = sn.repair(constraints, y, x, **options)
+        assert first.violation.max() > 1e10
+        rescued = sn.repair(constraints, y, x, rescue=True, **options)
+        assert rescued.converged.all()
+        (gradient,) = torch.autograd.grad(rescued.value.sum(), H)
+        assert gradient.isfinite().all()
+
+
+class TestAdjoint:
+    def test_no_unrolled_graph(self) -> None:
+        """One node for the whole loop, and per step no more than B (2 n + 3 m) numbers beside the factors."""
+        batch, n, m = 7, 6, 3
+        y = draw(batch, n, scale=2).requires_grad_()
+        solution = sn.repair(TestRescue.constraints, y, store_factors=False)
+        node = solution.value.grad_fn
+        while node is not None and "Repair" not in node.name():
+            node = node.next_functions[0][0] or node.next_functions[1][0]
+        steps = node.tape.steps
+        assert len(steps) == int(solution.steps.max()) > 5
+        for step in steps:
+            assert step.record.factor is None
+            kept = [t for t in (*step[1:5], *step.record) if isinstance(t, Tensor)]
+            assert sum(t.numel() for t in kept) <= batch * (2 * n + 3 * m)
+
+    def test_factors_are_kept_within_the_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import sys
+
+        y = draw(7, 6, scale=2).requires_grad_()
+        monkeypatch.setattr(sys.modules["snarenet.repair"], "_STORE_BYTES", 3 * 7 * 9 * 8)
+        value = sn.repair(TestRescue.constraints, y).value
+        node = value.grad_fn
+        while "Repair" not in node.name():
+            node = node.next_functions[0][0] or node.next_functions[1][0]
+        assert [step.record.factor is not None for step in node.tape.steps[:5]] == [True] * 3 + [False] * 2
+
+    def test_a_tensor_that_was_overwritten_is_noticed(self) -> None:
+        A = torch.nn.Parameter(draw(2, 5))
+        value = sn.repair(sn.Linear(A, upper=0.0), draw(3, 5, seed=1)).value
+        with torch.no_grad():
+            A.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+
+    def test_a_second_derivative_is_refused(self) -> None:
+        y = draw(3, 6, seed=1).requires_grad_()
+        value = sn.repair(TestRescue.constraints, y).value
+        (gradient,) = torch.autograd.grad(value.square().sum(), y, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+    def test_no_gradient_no_tape(self) -> None:
+        with torch.no_grad():
+            value = sn.repair(TestRescue.constraints, draw(3, 6, seed=1).requires_grad_()).value
+        assert not value.requires_grad
+        assert not sn.repair(TestRescue.constraints, draw(3, 6, seed=1)).value.requires_grad
+
+    def test_relaxation_receives_a_gradient(self) -> None:
+        y, relax = draw(4, 6, seed=1), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(
+            lambda relax: sn.repair(TestRescue.constraints, y, relax=relax, max_steps=8).value, relax, atol=1e-5
+        )
+
+    def test_an_equality_that_holds_already_still_passes_its_gradient(self) -> None:
+        """r = 0 is a kink of relu, but not of an equality: the repair moves with its right-hand side."""
+        C, A = draw(1, 4, seed=1), draw(1, 4, seed=2)
+        y, x = draw(1, 4, seed=3), torch.zeros(1, 1, dtype=torch.float64)
+        y = y - (y @ C.T) / C.square().sum() * C  # C y = 0 = x, up to rounding
+        constraints = sn.Quadratic(A.square(), A, upper=-0.05) & sn.Linear(C, equals=lambda x: x)
+        constraints.parts[1].A.copy_(C)
+        x.copy_(y @ C.T)
+        assert (constraints.residual(y, x)[:, 1] == 0).all()
+        assert torch.autograd.gradcheck(
+            lambda x: sn.repair(constraints, y, x, max_steps=6).value, x.requires_grad_(), atol=1e-5
+        )
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 12),
+    quadratic=st.integers(0, 4),
+    equalities=st.integers(0, 3),
+    box=st.booleans(),
+    scale=st.floats(0.1, 10),
+)
+def test_the_defaults_repair_whatever_is_feasible(
+    seed: int, n: int, quadratic: int, equalities: int, box: bool, scale: float
+) -> None:
+    """Random sets around a feasible point, convex quadratics, equalities and boxes together, from near and far."""
+    centre = draw(3, n, seed=seed)
+    equalities = min(equalities, n)
+    sets: list[sn.Constraints] = []
+    if quadratic:
+        H, G = draw(quadratic, n, seed=seed + 1).abs(), draw(quadratic, n, seed=seed + 2)
+        slack = draw(3, quadratic, seed=seed + 3).abs() + 0.05
+        sets.append(sn.Quadratic(H, G, upper=centre.square() @ H.T + centre @ G.T + slack))
+    if equalities:
+        C = draw(equalities, n, seed=seed + 4)
+        sets.append(sn.Linear(C, equals=centre @ C.T))
+    if box:
+        sets.append(sn.Box(centre - 0.5, centre + 0.5))
+    if not sets:
+        return
+    constraints = sets[0] if len(sets) == 1 else sn.Stack(*sets)
+    y = centre + scale * draw(3, n, seed=seed + 5)
+    layer = sn.SnareLayer(constraints, tol=1e-9, on_failure="raise")
+    assert constraints.violation(layer(y)).max() <= 1e-9
+
+
+def test_gradients_of_the_two_disks_point_along_the_boundary() -> None:
+    """Moving the prediction towards the lens does not move the repaired point off its arc."""
+    y = torch.tensor([[3.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    value = sn.repair(two_disks(), y).value
+    along, across = (gradients(value[:, [i]], [y])[0] for i in (1, 0))
+    assert across.abs().max() < 1e-6
+    assert along.abs().max() > 0.01
