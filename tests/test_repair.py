@@ -104,7 +104,10 @@ class TestStructure:
         for _ in range(3):
             sn.repair(constraints, self.y)
         assert len(calls) == 1
-        constraints.A.mul_(2)  # written to: computed again
+        constraints.A.copy_(constraints.A.clone())  # written to, but not changed
+        sn.repair(constraints, self.y)
+        assert len(calls) == 1
+        constraints.A.mul_(2)  # changed: computed again
         assert sn.repair(constraints, self.y).converged.all()
         assert constraints.violation(sn.repair(constraints, self.y).value).max() <= 1e-8
         assert len(calls) == 2

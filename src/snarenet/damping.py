@@ -60,7 +60,7 @@ class Annealed(Damping):
     """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish."""
 
     start: float = 10.0
-    ratio: float = 0.5
+    ratio: float = 0.6
     floor: float = 1e-6
     relative: bool = True
     searches: ClassVar[bool] = False

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from snarenet.constraints.data import cast
 from snarenet.layers.snare import SnareLayer
 from snarenet.solution import Solution
 
@@ -80,8 +81,4 @@ class ConstrainedModel(nn.Module):
         given = [leaf.dtype for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not own or not given:
             return self.net(x)
-        return self.net(tree_map(lambda leaf: _cast(leaf, own[0]), x)).to(reduce(torch.promote_types, given))
-
-
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        return self.net(cast(x, own[0])).to(reduce(torch.promote_types, given))

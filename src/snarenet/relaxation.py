@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from snarenet.model import ConstrainedModel
+from snarenet.constraints import Constraints
 
 Decay = Literal["linear", "cosine", "harmonic"]
+
+
+class Layer(Protocol):
+    """What is asked of a layer here."""
+
+    @property
+    def constraints(self) -> Constraints: ...
+
+
+class Model(Protocol):
+    """What is asked of a model here; `ConstrainedModel` has it."""
+
+    training: bool
+
+    @property
+    def layer(self) -> Layer: ...
+    def raw(self, x: Any) -> Tensor: ...
+    def train(self, mode: bool = True) -> Any: ...
 
 
 class AdaptiveRelaxation(nn.Module):
@@ -57,7 +75,7 @@ class AdaptiveRelaxation(nn.Module):
         self.register_buffer("initial", torch.empty(0, dtype=torch.float64))
 
     @torch.no_grad()
-    def measure(self, model: ConstrainedModel, data: Tensor | Iterable[Any]) -> Tensor:
+    def measure(self, model: Model, data: Tensor | Iterable[Any]) -> Tensor:
         """Set the relaxation from one pass of the network, in eval mode and without repair, over the training inputs.
 
         Args:
@@ -68,7 +86,7 @@ class AdaptiveRelaxation(nn.Module):
             (rows,) or, per sample, (N, rows).
         """
         training = model.training
-        model.eval()
+        model.train(False)
         try:
             batches = data.split(4096) if isinstance(data, Tensor) else data
             found = [model.layer.constraints.residual(model.raw(x), x).abs().to(torch.float64) for x in batches]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.constraints.data import check_shape
+from snarenet.constraints.data import check_shape, without_grad
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
 from snarenet.solution import Solution, Status
@@ -124,7 +124,8 @@ class _Job(NamedTuple):
 def _run(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
     """The loop: (value, status, steps), with the adjoint behind it where a gradient is needed."""
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():  # an exported model is for inference
-        return _iterate(job, y, lower, upper)
+        with without_grad():
+            return _iterate(job, y, lower, upper)
     if torch.compiler.is_compiling() and not job.space.traceable:
         return _differentiate_eagerly(job, y, lower, upper)
     return _differentiate(job, y, lower, upper)
@@ -134,7 +135,8 @@ def _differentiate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[
     tensors = job.space.tensors(y)
     if any(t.requires_grad for t in (y, lower, upper, *tensors)):
         return _Repair.apply(job, y, lower, upper, *tensors)
-    return _iterate(job, y, lower, upper)
+    with torch.no_grad():
+        return _iterate(job, y, lower, upper)
 
 
 _differentiate_eagerly = torch.compiler.disable(_differentiate)
@@ -194,7 +196,6 @@ class _Live(NamedTuple):
         return tuple(old.index_copy(0, self.index, new) for old, new in zip(batch, mine, strict=True))
 
 
-@torch.no_grad()
 def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None = None) -> tuple[Tensor, ...]:
     """Run the loop: (value, status, steps). Each step is written to `tape`, if there is one.
 
@@ -293,11 +294,11 @@ def _strictness(scales: Tensor, tol: float) -> Tensor | None:
     return factors
 
 
-@torch.no_grad()
 def _violation(instance: Instance, y: Tensor) -> Tensor:
     """(B,) the largest violation of y, infinite where it is not a number."""
-    worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
-    return torch.where(worst.isnan(), math.inf, worst)
+    with without_grad():
+        worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+        return torch.where(worst.isnan(), math.inf, worst)
 
 
 def _relax(instance: Instance, relax: float | Tensor) -> Instance:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from snarenet.constraints import Constraints, Instance, Linear, Stack
-from snarenet.constraints.data import Memo
+from snarenet.constraints.data import Memo, without_grad
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap, add, gradients
 from snarenet.linalg import (
     ConjugateGradients,
@@ -442,7 +442,7 @@ def choose_space(
     if relative:
         norms = Map.row_norms if krylov is None else krylov.row_norms
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
-        with torch.no_grad():
+        with without_grad():
             scale = positive(norms(others, y))
     space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(room))
     if first == list(range(len(first))):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from snarenet.constraints.data import Memo, check_shape, describe, fit_inputs
+from snarenet.constraints.data import Memo, cast, check_inputs, check_shape, describe
 from snarenet.constraints.maps import FunctionMap, Map
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Constraints(nn.Module, ABC):
         """The constraints of the batch x, in the dtype of y: every function of x evaluated once."""
         if self.rows is None:
             raise ValueError(f"`{type(self).__name__}` must set `rows`, the number of its constraints")
-        return self._instance(y, FunctionMap(self.value, fit_inputs(y, x), self.rows), x)
+        check_inputs(y, x)
+        return self._instance(y, FunctionMap(self.value, cast(x, y.dtype), self.rows), x)
 
     def jacobian(self, y: Tensor, x: Any = None) -> Tensor:
         """The derivative of g in y: (B, rows, n), or (rows, n) where all samples share it."""

@@ -27,6 +27,7 @@ class Bounds(nn.Module):
             store(self, "lower", -torch.inf if lower is None else lower)
             store(self, "upper", torch.inf if upper is None else upper)
         self.fixed = all(isinstance(getattr(self, name), Tensor) for name in self.names)
+        self.rows = self._rows()
         if self.fixed:
             self._check(*(getattr(self, name) for name in self.names))
 
@@ -40,8 +41,7 @@ class Bounds(nn.Module):
             self._check(*bounds)
         return bounds[0], bounds[-1]
 
-    @property
-    def rows(self) -> int | None:
+    def _rows(self) -> int | None:
         """How many rows the bounds themselves ask for, where they say."""
         given = [getattr(self, name) for name in self.names]
         sizes = {bound.shape[-1] for bound in given if isinstance(bound, Tensor) and bound.ndim}

@@ -8,12 +8,13 @@ function of x. An *input* x is None, a tensor or any pytree of tensors, each wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map  # the public torch.utils.pytree came after the oldest torch we support
+from torch.utils._pytree import tree_leaves, tree_map  # the public torch.utils.pytree came after the oldest torch we support
 
 Datum = float | Tensor | Callable[[Any], Any]
 
@@ -32,9 +33,7 @@ def as_tensor(name: str, value: object) -> Tensor:
             array = np.asarray(value)
             tensor = torch.from_numpy(array.copy())
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"`{name}` must be a number, a tensor or a function of x, but got {type(value).__name__}"
-            ) from error
+            raise TypeError(f"`{name}` must be a number or a tensor, but got {type(value).__name__}") from error
     if tensor.is_complex():
         raise TypeError(f"`{name}` must be real, but got {tensor.dtype}")
     return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
@@ -95,19 +94,18 @@ def recall(module: nn.Module, name: str, x: Any) -> Tensor:
         return datum
     try:
         value = datum(x)
+        return as_tensor(f"{name}(x)", value)
     except Exception as error:
         if x is None:
             raise ValueError(f"`{name}` is a function of x, but no x was given") from error
         raise
-    return as_tensor(name, value)
 
 
-def fit_inputs(y: Tensor, x: Any) -> Any:
-    """x with its floating tensors in the dtype of y, after checking that each has one row per sample of y."""
-
-    def fit(leaf: Any) -> Any:
+def check_inputs(y: Tensor, x: Any) -> None:
+    """Raise unless every tensor of x has one row per sample of y and is on its device."""
+    for leaf in tree_leaves(x):
         if not isinstance(leaf, Tensor):
-            return leaf
+            continue
         if leaf.ndim and leaf.shape[0] != y.shape[0]:
             raise ValueError(
                 f"every tensor of `x` must have one row per sample: expected {y.shape[0]} rows as in `y`, "
@@ -115,9 +113,16 @@ def fit_inputs(y: Tensor, x: Any) -> Any:
             )
         if leaf.device != y.device:
             raise ValueError(f"`x` is on {leaf.device}, but `y` is on {y.device}")
-        return leaf.to(y.dtype) if leaf.is_floating_point() else leaf
 
-    return tree_map(fit, x)
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """The tree with its floating-point tensors in another precision."""
+    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
+
+
+def without_grad() -> AbstractContextManager[Any]:
+    """torch.no_grad(), except while a model is exported: an exported graph should not switch modes."""
+    return nullcontext() if torch.compiler.is_exporting() else torch.no_grad()
 
 
 def select_inputs(x: Any, index: Tensor) -> Any:
@@ -125,22 +130,33 @@ def select_inputs(x: Any, index: Tensor) -> Any:
     return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.ndim else leaf, x)
 
 
+class _Entry(NamedTuple):
+    sources: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    contents: tuple[Tensor, ...]
+    value: Any
+
+
 class Memo:
     """What was computed from tensors that have not changed since; never saved, copied or moved."""
 
     def __init__(self) -> None:
-        self._entries: dict[Any, tuple[tuple[Tensor, ...], tuple[int, ...], Any]] = {}
+        self._entries: dict[Any, _Entry] = {}
 
     def get(self, key: Any, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
-        """The result of `build()`, kept until one of `sources` is replaced or written to."""
+        """The result of `build()`, kept until one of `sources` is replaced or changes its contents."""
         entry = self._entries.get(key)
         if torch.compiler.is_compiling():  # a traced tensor has no version to compare
-            return build() if entry is None else entry[2]
+            return build() if entry is None else entry.value
         versions = tuple(source._version for source in sources)
-        if entry is not None and entry[1] == versions and all(a is b for a, b in zip(entry[0], sources, strict=True)):
-            return entry[2]
-        value = build()
-        self._entries[key] = (sources, versions, value)
+        if entry is not None and all(a is b for a, b in zip(entry.sources, sources, strict=True)):
+            if entry.versions == versions:
+                return entry.value
+            if all(torch.equal(a, b) for a, b in zip(entry.contents, sources, strict=True)):
+                self._entries[key] = entry._replace(versions=versions)  # data-parallel training rewrites equal buffers
+                return entry.value
+        contents = tuple(source.detach().clone() for source in sources)
+        self._entries[key] = _Entry(sources, versions, contents, value := build())
         return value
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Datum, check_finite, check_shape, fit_inputs, is_function, recall, store
+from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, is_function, recall, store
 from snarenet.constraints.maps import IdentityMap, LinearMap
 
 
@@ -54,7 +54,7 @@ class Linear(Constraints):
         return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
-        x = fit_inputs(y, x)
+        check_inputs(y, x)
         A = recall(self, "A", x)
         if is_function(self.A):
             check_shape("A", A, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
@@ -94,7 +94,8 @@ class Box(Constraints):
         return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
-        return self._instance(y, IdentityMap(y.shape[1]), fit_inputs(y, x))
+        check_inputs(y, x)
+        return self._instance(y, IdentityMap(y.shape[1]), x)
 
     @property
     def constant_rows(self) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -264,7 +265,7 @@ class FunctionMap(Map):
 
     def _exported_jacobian(self, y: Tensor) -> Tensor:
         """The Jacobian row by row: an exported program can hold no torch.func transform, but plain autograd."""
-        with torch.enable_grad():
+        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
             y = y.detach().requires_grad_()
             value = self.value(y)
             rows = [torch.autograd.grad(value[:, i].sum(), y, retain_graph=True)[0] for i in range(self.rows)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Datum, fit_inputs
+from snarenet.constraints.data import Datum, cast, check_inputs
 from snarenet.constraints.maps import FunctionMap
 
 
@@ -17,8 +18,9 @@ class Nonlinear(Constraints):
     """lower <= fn(y, x) <= upper, or fn(y, x) = equals.
 
     Args:
-        fn: function of the whole batch, y (B, n) and x to (B, rows), whose row b depends on sample b alone. A module
-            works too, and its parameters, like tensors that a closure captures, receive gradients.
+        fn: function of the whole batch, y (B, n) and x to (B, rows), whose row b depends on sample b alone. It is called in
+            the precision of the repair. A module works too, in any precision; its parameters, like tensors that a closure
+            captures, receive gradients.
         rows: how many constraints fn returns.
         lower: lower bounds: a number, (rows,), (B, rows), or a function of x; None for none.
         upper: upper bounds, likewise.
@@ -57,5 +59,18 @@ class Nonlinear(Constraints):
         return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
-        x = fit_inputs(y, x)
-        return self._instance(y, FunctionMap(self.fn, x, self.known_rows(), self.given_jacobian), x)
+        check_inputs(y, x)
+        map = FunctionMap(_in_precision(self.fn, y), cast(x, y.dtype), self.known_rows(), self.given_jacobian)
+        return self._instance(y, map, x)
+
+
+def _in_precision(fn: Callable[[Tensor, Any], Tensor], y: Tensor) -> Callable[[Tensor, Any], Tensor]:
+    """fn as it is, or, for a module of another precision than y, a call of it with its tensors cast."""
+    if not isinstance(fn, nn.Module):
+        return fn
+    tensors = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
+    other = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype != y.dtype}
+    if not other:
+        return fn
+    other = cast(other, y.dtype)
+    return lambda y, x: torch.func.functional_call(fn, other, (y, x))

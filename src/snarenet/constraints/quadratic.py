@@ -8,7 +8,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Datum, check_finite, check_shape, fit_inputs, is_function, recall, store
+from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, is_function, recall, store
 from snarenet.constraints.maps import QuadraticMap
 
 
@@ -60,7 +60,7 @@ class Quadratic(Constraints):
         return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
-        x = fit_inputs(y, x)
+        check_inputs(y, x)
         H, G = recall(self, "H", x).to(y.dtype), recall(self, "G", x).to(y.dtype)
         batch, n = y.shape
         check_shape("G", G, (self.rows or "m", n), (batch, self.rows or "m", n))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from typing import Any, Literal
 
@@ -66,7 +68,7 @@ class SnareLayer(nn.Module):
         self.rows: Rows = rows
         self.tol, self.max_steps, self.rescue, self.on_failure = tol, max_steps, rescue, on_failure
         self.dtype, self.solver, self.store_factors = dtype, solver, store_factors
-        self.register_load_state_dict_post_hook(lambda layer, _: layer.prepare())
+        self.register_load_state_dict_post_hook(_prepare_again)
         self.prepare()
 
     def prepare(self) -> None:
@@ -113,7 +115,20 @@ class SnareLayer(nn.Module):
         )
         if self.on_failure == "raise":
             raise RepairError(message, solution)
-        warnings.warn(message, RepairWarning, stacklevel=4)
+        warnings.warn(message, RepairWarning, stacklevel=_levels_up())
 
     def extra_repr(self) -> str:
         return f"damping={self.damping}, rows={self.rows!r}, tol={self.tol:g}, max_steps={self.max_steps}"
+
+
+def _prepare_again(layer: SnareLayer, _: Any) -> None:
+    layer.prepare()
+
+
+def _levels_up() -> int:
+    """How many calls lie between a warning and the user's code: those of this package and of torch."""
+    inside = tuple(os.path.dirname(module.__file__ or "") for module in (sys.modules["snarenet"], torch))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,99 @@
+"""torch.compile and torch.export."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from conformance import draw
+
+import snarenet as sn
+
+A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)
+x, other = draw(5, 2, seed=3), draw(8, 2, seed=4)
+SETS = {
+    "constant": lambda: sn.Linear(A.clone(), upper=0.5) & sn.Linear(C.clone(), equals=lambda x: x),
+    "box": lambda: sn.Box(-1.0, 1.0) & sn.Linear(C, equals=lambda x: 0.1 * x),
+    "quadratic": lambda: sn.Quadratic(0.1 * A, A, upper=0.5) & sn.Linear(C.clone(), equals=lambda x: x),
+    "function": lambda: sn.Nonlinear(lambda y, x: y.sin() @ A.T + x[:, :1], rows=3, lower=-0.5, upper=0.5),
+    "many rows": lambda: sn.Nonlinear(lambda y, x: torch.cat([y**2, y**3], 1) + x[:, :1], rows=12, upper=2.0),
+}
+
+
+def model(kind: str, **options) -> sn.ConstrainedModel:
+    torch.manual_seed(0)
+    layer = sn.SnareLayer(SETS[kind](), **{"max_steps": 20, **options})
+    return sn.ConstrainedModel(sn.MLP(2, 6, width=8).double(), layer)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+def test_constant_rows_train_without_a_graph_break() -> None:
+    m = model("constant")
+    compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
+    expected, actual = m(x), compiled(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    parameters = list(m.parameters())
+    for mine, theirs in zip(
+        torch.autograd.grad(expected.square().sum(), parameters),
+        torch.autograd.grad(actual.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-10)
+
+
+def test_a_compiled_layer_keeps_up_with_its_constraints() -> None:
+    """Moved or loaded constraints are seen by a layer that is compiled afterwards."""
+    source = model("constant")
+    with torch.no_grad():
+        for part in source.layer.constraints.parts:
+            part.A.mul_(0.5)
+    target = model("constant")
+    target.load_state_dict(source.state_dict())
+    with torch.no_grad():
+        actual = torch.compile(target, fullgraph=True, backend="eager")(x)
+    assert target.layer.constraints.violation(actual, x).max() <= 1e-8
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_inference_without_a_graph_break(kind: str) -> None:
+    m = model(kind)
+    with torch.no_grad():
+        actual = torch.compile(m, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["box", "quadratic", "function"])
+def test_training_any_set(kind: str) -> None:
+    """Other sets leave the graph for the repair and come back; gradients are the same."""
+    m = model(kind)
+    actual = torch.compile(m, backend="eager")(x)
+    parameters = list(m.parameters())
+    for mine, theirs in zip(
+        torch.autograd.grad(m(x).square().sum(), parameters),
+        torch.autograd.grad(actual.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "function"])
+def test_export_for_inference(kind: str) -> None:
+    """Exported once, run for another batch size, saved and loaded."""
+    m = model(kind, damping=sn.Annealed(0.1, 0.1), max_steps=7).eval()  # few steps, for a small graph
+    program = torch.export.export(m, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},))
+    torch.testing.assert_close(program.module()(other), m(other), rtol=0, atol=1e-10)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.export.load(buffer).module()(x), m(x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_inductor() -> None:
+    m = model("constant")
+    torch.testing.assert_close(torch.compile(m, fullgraph=True)(x), m(x), rtol=0, atol=1e-10)

@@ -1,0 +1,66 @@
+"""The data of the problem families, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+
+import snarenet as sn
+
+
+def fingerprint(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16]
+
+
+def test_nclp() -> None:
+    problem = sn.problems.load("nclp")
+    inequalities, equalities = problem.constraints.parts
+    found = [fingerprint(t) for t in (problem.q, problem.p, inequalities.A, equalities.A, problem.inputs)]
+    assert found == ["2c753843b0b1b788", "3f3a91d4a89a2dd0", "ebe9753709ed12d7", "f136f5786c2b8ce6", "173dc3245e7bb272"]
+    expected = torch.tensor([5.55938461, 6.48107344, 4.1242838], dtype=torch.float64)
+    torch.testing.assert_close(inequalities.limit.upper[:3], expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("inequalities", "G", "H", "h"),
+    [
+        (10, "8bf4dfbe82f8e9b0", "039b19f7406c8d6d", [2.25357712, 2.27992557, 2.30716097]),
+        (50, "04b68e02a8d1b929", "56510a35dabb9fe6", [2.25055691, 2.29880901, 2.29228854]),
+        (100, "86ff96c89c9a9468", "35bb3f36d2fe4a7c", [2.26905943, 2.2726562, 2.30810777]),
+    ],
+)
+def test_qcqp(inequalities: int, G: str, H: str, h: list[float]) -> None:
+    problem = sn.problems.load("qcqp", inequalities=inequalities)
+    quadratic, linear = problem.constraints.parts
+    found = [fingerprint(t) for t in (problem.q, problem.p, linear.A, problem.inputs, quadratic.G, quadratic.H)]
+    assert found == ["c591a0647f381ba4", "722302bc62505b6a", "aa874e4357110c01", "c22443493112606e", G, H]
+    torch.testing.assert_close(quadratic.limit.upper[:3], torch.tensor(h, dtype=torch.float64), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sn.problems.names())
+def test_every_family(name: str) -> None:
+    problem = sn.problems.load(name)
+    assert (len(problem.train), len(problem.valid), len(problem.test)) == (8334, 833, 833)
+    right = torch.linalg.pinv(problem.constraints.parts[1].A)
+    y, x = problem.inputs @ right.T, problem.inputs
+    assert problem.constraints.violation(y, x).max() < 1e-12  # the least-norm solution is feasible for every input
+    assert problem.objective(y, x).shape == (10_000,)
+
+
+def test_sizes_are_arguments() -> None:
+    problem = sn.problems.load("ncqcqp", size=10, inequalities=4, equalities=3, instances=100, seed=1)
+    assert problem.constraints.rows == 7
+    assert problem.size == 10
+    assert problem.inputs.shape == (100, 3)
+
+
+def test_objectives() -> None:
+    nclp = sn.problems.load("nclp", size=3, inequalities=1, equalities=1, instances=10)
+    y = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, -1.0]], dtype=torch.float64)
+    expected = 0.5 * (nclp.q * y[1] ** 2).sum() + (nclp.p * y[1].sin()).sum()
+    torch.testing.assert_close(nclp.objective(y, y), torch.stack([torch.zeros_like(expected), expected]))
+    qcqp = sn.problems.load("qcqp", size=3, inequalities=1, equalities=1, instances=10)
+    torch.testing.assert_close(qcqp.objective(y, y)[1], 0.5 * (qcqp.q * y[1] ** 2).sum() + (qcqp.p * y[1]).sum())
