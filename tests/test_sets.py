@@ -272,11 +272,11 @@ class TestNonlinearClosure(Conformance):
             return torch.stack([(a.to(y) * y).sum(1) + (square.to(y) * y.square()).sum(1), y.cos() @ a.to(y)], 1)
 
         return Case(
-            sn.Nonlinear(g, rows=2, upper=0.1),
+            sn.Nonlinear(g, rows=2, upper=0.8),
             g,
             lambda x: -INF,
-            number(0.1),
-            draw(BATCH, 4, seed=3),
+            number(0.8),
+            draw(BATCH, 4, seed=3, scale=2),
             tensors=[a],
             hidden=[b],
         )
