@@ -127,7 +127,10 @@ class EliminatedSpectrum(Eliminated):
     def root(self, J: Tensor) -> Tensor:
         right = self.spectrum.right
         weights = 1 - (1 - self.shrinkage).clamp(min=0).sqrt()
-        return J - (J @ right * (weights.unsqueeze(1) if weights.ndim == 2 else weights)) @ right.T
+        if weights.ndim == 2:  # a damping per sample
+            return J - (J @ right * weights.unsqueeze(1)) @ right.T
+        eye = torch.eye(J.shape[-1], dtype=J.dtype, device=J.device)
+        return J @ (eye - (right * weights) @ right.T)
 
     def multipliers(self, u: Tensor) -> Tensor:
         s = self.spectrum
@@ -230,10 +233,11 @@ class Dual(System):
         W = J if self.eliminated is None else self.eliminated.root(J)
         gram = W @ W.mT
         if self.active is not None:
-            gram = gram * self.active.unsqueeze(1) * self.active.unsqueeze(2)
+            gram = (gram * self.active.unsqueeze(1)).mul_(self.active.unsqueeze(2))
         elif gram.ndim == 2:
-            gram = gram.expand(self.y.shape[0], -1, -1)
-        return cholesky(gram + torch.diag_embed(self.diagonal))
+            gram = gram.repeat(self.y.shape[0], 1, 1)
+        gram.diagonal(dim1=-2, dim2=-1).add_(self.diagonal)
+        return cholesky(gram)
 
     def _mask(self, w: Tensor) -> Tensor:
         return w if self.active is None else w * self.active
@@ -286,7 +290,8 @@ class Primal(System):
         if factor is None:
             J = map.jacobian(y)
             gram = (J.mT * self.inverse.unsqueeze(1)) @ J
-            factor = cholesky(gram + torch.diag_embed((torch.ones_like(y) * column(damping))))
+            gram.diagonal(dim1=-2, dim2=-1).add_(column(damping))
+            factor = cholesky(gram)
         self.factor = factor
 
     def _solve(self, v: Tensor) -> Tensor:

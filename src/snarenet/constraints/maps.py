@@ -199,6 +199,8 @@ class QuadraticMap(Map):
         return self._form(y, y) / 2 + times(self.G, y)
 
     def jacobian(self, y: Tensor) -> Tensor:
+        if self.diagonal:  # one pass over the result
+            return torch.addcmul(self.G, self.H, y.unsqueeze(-2), value=2)
         return self._bend(y) + self.G
 
     def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
