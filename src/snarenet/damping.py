@@ -61,7 +61,7 @@ class Annealed(Damping):
 
     start: float = 10.0
     ratio: float = 0.6
-    floor: float = 1e-6
+    floor: float = 1e-12
     relative: bool = True
     searches: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class Adaptive(Damping):
     start: float = 1.0
     up: float = 4.0
     down: float = 0.2
-    floor: float = 1e-10
+    floor: float = 1e-15
     ceiling: float = 1e10
     poor: float = 0.25
     good: float = 0.75
