@@ -17,12 +17,12 @@ from torch import Tensor
 import snarenet as sn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from textbook import textbook_repair  # noqa: E402
+from textbook import textbook_repair
 
 
 def start(problem: sn.problems.Problem, sigma: float, batch: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Predictions A^+ x + sigma N(0, I) for the test inputs x, and x: A^+ x solves the equalities A y = x."""
-    x = problem.test[:batch]
+    x = problem.split("test")[:batch]
     right = torch.linalg.pinv(problem.constraints.parts[1].A)
     noise = torch.randn(len(x), problem.size, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
     return x @ right.T + sigma * noise.to(x.device), x
@@ -31,7 +31,7 @@ def start(problem: sn.problems.Problem, sigma: float, batch: int | None = None, 
 def textbook(
     problem: sn.problems.Problem, y: Tensor, x: Tensor, damping: float, tol: float, max_steps: int = 200
 ) -> tuple[Tensor, int]:
-    """The authors' layer on NCLP or QCQP: all rows, constant damping, hand-written Jacobian, unrolled, one stop for the batch."""
+    """The authors' layer on NCLP or QCQP: all rows, hand-written Jacobian, unrolled, one stop for the batch."""
     first, second = problem.constraints.parts
     A = second.A
     if isinstance(first, sn.Quadratic):

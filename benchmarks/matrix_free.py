@@ -2,8 +2,8 @@
 
     python benchmarks/matrix_free.py [--size 5000 --rows 2000 --batch 4]
 
-Rows are -0.5 <= W y + 0.5 sin(V y) + 0.1 (W y)^2 <= 0.5 with dense W and V, from predictions 2 N(0, I). Conjugate gradients need
-products with the Jacobian only, two for each of their iterations.
+Rows are -0.5 <= W y + 0.5 sin(V y) + 0.1 (W y)^2 <= 0.5 with dense W and V, from predictions 2 N(0, I).
+Conjugate gradients need products with the Jacobian only, two for each of their iterations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/repair.py [--out FILE.md]
 
-Starts are A^+ x + 0.5 N(0, I) on the paper's test inputs. Memory is the growth of the peak resident size, each measured in a
-process of its own.
+Starts are A^+ x + 0.5 N(0, I) on the paper's test inputs. Memory is the growth of the peak resident size,
+each measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def as_function(problem: sn.problems.Problem, y: Tensor, x: Tensor) -> tuple[Ten
 
 
 def enforce(problem: sn.problems.Problem, y: Tensor, x: Tensor) -> tuple[Tensor, int]:
-    """enforce-nn's projection (Newton on equalities and Fischer-Burmeister complementarity), with our analytic Jacobian."""
+    """enforce-nn's projection, Newton on equalities and Fischer-Burmeister complementarity, with our Jacobian."""
     from enforce.core.config import ENFORCEConfig
     from enforce.core.model import ENFORCE
 
@@ -129,7 +129,7 @@ def differentiated(method: Method, row: Row, **options) -> tuple[Tensor, Tensor,
 
 
 def difference(row: Row, steps: int) -> str:
-    """Largest relative difference, in value and gradient, from what the row must equal, after the same number of steps."""
+    """Largest relative difference in value and gradient from what the row must equal, after as many steps."""
     if row.like is None:
         return ""
     mine, theirs = (differentiated(method, row, steps=steps)[:2] for method in (row.run, row.like))
@@ -150,7 +150,9 @@ def timed(row: Row) -> float:
 
 def peak_mib(index: int) -> float:
     """Growth of the peak resident size over one pass, in a new process."""
-    done = subprocess.run([sys.executable, __file__, "--memory", str(index)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory", str(index)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout.split()[-1])
 
 
@@ -174,7 +176,16 @@ def main() -> None:
         ratio = f"{baseline[row.problem] / ms:.1f}"
         memory = f"{peak_mib(index):.0f}"
         table.append(
-            [f"{row.problem}: {row.name}", row.batch, steps, f"{ms:.1f}", ratio, memory, f"{violation:.0e}", difference(row, steps)]
+            [
+                f"{row.problem}: {row.name}",
+                row.batch,
+                steps,
+                f"{ms:.1f}",
+                ratio,
+                memory,
+                f"{violation:.0e}",
+                difference(row, steps),
+            ]
         )
         print(f"{row.problem}: {row.name}: {ms:.1f} ms", file=sys.stderr)
     show(f"forward + backward to violation {TOL:g}; {hardware()}", columns, table)

@@ -2,8 +2,8 @@
 
     python benchmarks/robustness.py [--seeds 5] [--rival-seeds 1] [--out FILE.md]
 
-For each family: failures, steps (median, max) and mean displacement |y - y_hat| of the layer's defaults at 1e-10 and 1e-12,
-and, at 1e-12 with up to 500 steps, of active rows alone, all rows, and the paper's choice (all rows, damping 0.01).
+For each family: failures, steps (median, max) and mean displacement |y - y_hat| of the layer's defaults at 1e-10 and
+1e-12, and, at 1e-12 with up to 500 steps, of active rows alone, all rows, and the paper's choice (all rows, damping 0.01).
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def families() -> dict[str, object]:
             found[f"{name}, σ = {sigma:g}"] = quadratic(name, sigma)
     for sigma in (1.0, 30.0):
         found[f"probability vectors, n = 30, σ = {sigma:g}"] = lambda seed, sigma=sigma: probability(30, sigma, seed)
-        found[f"probability vectors, n = 1000, σ = {sigma:g}"] = lambda seed, sigma=sigma: probability(1000, sigma, seed)
+        found[f"probability vectors, n = 1000, σ = {sigma:g}"] = lambda seed, sigma=sigma: probability(
+            1000, sigma, seed
+        )
         found[f"second-order cones, squared, σ = {sigma:g}"] = lambda seed, sigma=sigma: cones(True, sigma, seed)
         found[f"second-order cones, norms, σ = {sigma:g}"] = lambda seed, sigma=sigma: cones(False, sigma, seed)
         found[f"box and one row, n = 100, σ = {sigma:g}"] = lambda seed, sigma=sigma: coupled_box(100, sigma, seed)

@@ -1,7 +1,7 @@
 """What every constraint set must do. A set's test class supplies a `Case` and inherits every test.
 
-The reference is the set's formula, written out by hand in the case; Jacobians and gradients of the reference come from plain
-autograd, and its repair is the textbook's.
+The reference is the set's formula, written out by hand in the case; Jacobians and gradients of the reference come from
+plain autograd, and its repair is the textbook's.
 """
 
 from __future__ import annotations
@@ -127,17 +127,24 @@ class Conformance:
         a, t, q = draw(BATCH, map.rows, seed=1), draw(*y.shape, seed=2), draw(BATCH, map.rows, seed=3)
         J = autograd_jacobian(lambda z: case.formula(z, x))(y)
         expected = torch.autograd.grad(
-            torch.einsum("bm,bmn,bn->", a, J, t) + (q * case.formula(y, x)).sum(), leaves, allow_unused=True, retain_graph=True
+            torch.einsum("bm,bmn,bn->", a, J, t) + (q * case.formula(y, x)).sum(),
+            leaves,
+            allow_unused=True,
+            retain_graph=True,
         )
         wanted = map.tensors(y)
         found = map.pullback(y, [(a, t)], q, wanted)
         assert_equal(torch.zeros_like(y) if found[0] is None else found[0], expected[0], 1e-11)
-        rest = torch.autograd.grad(
-            [w for w, f in zip(wanted, found[1:], strict=True) if f is not None],
-            leaves,
-            [f for f in found[1:] if f is not None],
-            allow_unused=True,
-        ) if any(f is not None for f in found[1:]) else [None] * len(leaves)
+        rest = (
+            torch.autograd.grad(
+                [w for w, f in zip(wanted, found[1:], strict=True) if f is not None],
+                leaves,
+                [f for f in found[1:] if f is not None],
+                allow_unused=True,
+            )
+            if any(f is not None for f in found[1:])
+            else [None] * len(leaves)
+        )
         for actual, want in zip(rest[1:], expected[1:], strict=True):
             if want is not None and want.abs().max() > 0:
                 assert actual is not None
@@ -174,7 +181,7 @@ class Conformance:
     @pytest.mark.parametrize("options", [{}, {"rows": "all", "damping": 0.1}, {"damping": sn.Adaptive()}], ids=str)
     def test_gradcheck(self, options: dict[str, Any]) -> None:
         case = self.case()
-        y, x, leaves = case.differentiable()
+        y, x, _ = case.differentiable()
         spec = torch.utils._pytree.tree_structure(x)
         inputs = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
@@ -207,9 +214,7 @@ class Conformance:
             alone = sn.repair(case.constraints, *case.pick([i])).value[0]
             torch.testing.assert_close(alone, whole[i], rtol=0, atol=1e-12)
         many = [i % BATCH for i in range(1000)]
-        torch.testing.assert_close(
-            sn.repair(case.constraints, *case.pick(many)).value, whole[many], rtol=0, atol=1e-12
-        )
+        torch.testing.assert_close(sn.repair(case.constraints, *case.pick(many)).value, whole[many], rtol=0, atol=1e-12)
 
     def test_empty_batch(self) -> None:
         case = self.case()

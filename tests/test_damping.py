@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_adaptive_never_raises_the_violation() -> None:
     for steps in range(0, 15):
         value = sn.repair(constraints, y, damping=sn.Adaptive(), rows="active", max_steps=steps, tol=1e-12).value
         merits.append((constraints.residual(value).square() / scale).sum(1))
-    for earlier, later in zip(merits, merits[1:], strict=False):
+    for earlier, later in pairwise(merits):
         assert (later <= earlier * (1 + 1e-12) + 1e-25).all()
 
 

@@ -77,7 +77,13 @@ def subclass_without_rows() -> sn.Constraints:
 @pytest.mark.parametrize(
     ("constraints", "y", "x", "error", "message"),
     [
-        (sn.Linear(A, upper=1.0), draw(4, 2), None, ValueError, r"`y` must have shape \(B, 3\), but got shape \(4, 2\)"),
+        (
+            sn.Linear(A, upper=1.0),
+            draw(4, 2),
+            None,
+            ValueError,
+            r"`y` must have shape \(B, 3\), but got shape \(4, 2\)",
+        ),
         (sn.Linear(A, upper=1.0), draw(3), None, ValueError, r"`y` must have shape \(B, 3\)"),
         (sn.Box(0.0, 1.0), [1.0], None, ValueError, r"`y` must have shape \(B, n\), but got list"),
         (sn.Box(0.0, 1.0), torch.ones(2, 3, dtype=torch.long), None, TypeError, "`y` must be a floating-point"),
@@ -96,7 +102,13 @@ def subclass_without_rows() -> sn.Constraints:
         (sn.Quadratic(draw(5, 2, 3), A, upper=1.0), y, None, ValueError, "`H` must have shape"),
         (sn.Quadratic(lambda x: draw(2, 3, 3), A, upper=1.0), y, draw(4, 1), ValueError, "`H` must have shape"),
         (sn.Quadratic(lambda x: draw(4, 2, 3) / 0, A, upper=1.0), y, draw(4, 1), ValueError, "`H` must be finite"),
-        (sn.Nonlinear(lambda y, x: y, rows=2, upper=1.0), y, None, ValueError, r"`fn\(y, x\)` must return shape \(4, 2\)"),
+        (
+            sn.Nonlinear(lambda y, x: y, rows=2, upper=1.0),
+            y,
+            None,
+            ValueError,
+            r"`fn\(y, x\)` must return shape \(4, 2\)",
+        ),
         (sn.Nonlinear(lambda y, x: 3.0, rows=2, upper=1.0), y, None, ValueError, "but got float"),
         (
             sn.Nonlinear(lambda y, x: y, rows=3, upper=1.0, jacobian=lambda y, x: y),
@@ -113,7 +125,9 @@ def test_at_the_call(constraints, y, x, error, message) -> None:
         sn.repair(constraints, y, x)
 
 
-@pytest.mark.parametrize("relax", [-1.0, torch.tensor(-1.0), torch.tensor([0.1, -0.1]), torch.ones(3), torch.ones(5, 2)])
+@pytest.mark.parametrize(
+    "relax", [-1.0, torch.tensor(-1.0), torch.tensor([0.1, -0.1]), torch.ones(3), torch.ones(5, 2)]
+)
 def test_relaxations_that_make_no_sense(relax) -> None:
     with pytest.raises(ValueError, match="`relax` must"):
         sn.repair(sn.Linear(A, upper=1.0), y, relax=relax)

@@ -12,9 +12,9 @@ import snarenet as sn
 SUITES = [suite for suite in vars(test_sets).values() if isinstance(suite, type) and issubclass(suite, Conformance)]
 # closures keep their CPU tensors, so only sets that own all their data can move
 MOVABLE = [suite for suite in SUITES if suite.__name__ in {
-    "TestLinearConstant", "TestLinearPerSample", "TestLinearOfX", "TestLinearLearned", "TestMoreRowsThanVariables", "TestBox",
-    "TestBoxWithCoupling", "TestQuadraticDiagonal", "TestQuadraticWhole", "TestQuadraticWholePerSample", "TestQuadraticLearned",
-    "TestNonlinearModule", "TestSubclass",
+    "TestLinearConstant", "TestLinearPerSample", "TestLinearOfX", "TestLinearLearned", "TestMoreRowsThanVariables",
+    "TestBox", "TestBoxWithCoupling", "TestQuadraticDiagonal", "TestQuadraticWhole", "TestQuadraticWholePerSample",
+    "TestQuadraticLearned", "TestNonlinearModule", "TestSubclass",
 }]  # fmt: skip
 
 

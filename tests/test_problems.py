@@ -43,11 +43,20 @@ def test_qcqp(inequalities: int, G: str, H: str, h: list[float]) -> None:
 @pytest.mark.parametrize("name", sn.problems.names())
 def test_every_family(name: str) -> None:
     problem = sn.problems.load(name)
-    assert (len(problem.train), len(problem.valid), len(problem.test)) == (8334, 833, 833)
+    assert [len(problem.split(name)) for name in ("train", "valid", "test")] == [8334, 833, 833]
     right = torch.linalg.pinv(problem.constraints.parts[1].A)
     y, x = problem.inputs @ right.T, problem.inputs
     assert problem.constraints.violation(y, x).max() < 1e-12  # the least-norm solution is feasible for every input
     assert problem.objective(y, x).shape == (10_000,)
+
+
+def test_splits_are_contiguous() -> None:
+    problem = sn.problems.load("nclp", size=4, inequalities=1, equalities=1, instances=1000)
+    assert torch.equal(torch.cat([problem.split(name) for name in ("train", "valid", "test")]), problem.inputs)
+    assert len(problem.split("test")) == 84
+    with pytest.raises(ValueError, match="`name` must be 'train'"):
+        problem.split("validation")
+    assert not problem.eval().training  # a problem is a module, with a module's own `train`
 
 
 def test_sizes_are_arguments() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from conformance import draw
@@ -61,7 +63,7 @@ def test_decays_continuously_from_one_to_zero(decay: str) -> None:
     relaxation = sn.AdaptiveRelaxation(epochs=20, decay=decay, start=5)
     factors = [relaxation.factor(epoch) for epoch in range(30)]
     assert factors[:6] == [1.0] * 6
-    assert all(a > b for a, b in zip(factors[5:25], factors[6:26], strict=True))
+    assert all(a > b for a, b in pairwise(factors[5:26]))
     assert factors[25:] == [0.0] * 5
     assert relaxation.factor(25 - 1e-9) < 1e-7  # no jump at the end
     assert relaxation.at(25) == 0.0

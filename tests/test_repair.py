@@ -14,7 +14,8 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.constraints.data import Memo
 from snarenet.linalg import Dual, EliminatedBox, EliminatedSpectrum, Primal
-from snarenet.spaces import ConstraintSpace, OutputSpace, choose_space
+from snarenet.repair.spaces import ConstraintSpace, OutputSpace
+from snarenet.repair.structure import choose_space
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
@@ -324,7 +325,7 @@ class TestRescue:
         quadratic, linear = problem.constraints.parts
         H = quadratic.H.clone().requires_grad_()
         constraints = sn.Quadratic(H, quadratic.G, upper=quadratic.limit.upper) & linear
-        x = problem.test[:8]
+        x = problem.split("test")[:8]
         y = x @ torch.linalg.pinv(linear.A).T + draw(8, 100, seed=1, scale=2)
         options = {"damping": sn.Constant(0.01), "rows": "all", "max_steps": 60}
         first = sn.repair(constraints, y, x, **options)
@@ -355,7 +356,7 @@ class TestAdjoint:
         import sys
 
         y = draw(7, 6, scale=2).requires_grad_()
-        monkeypatch.setattr(sys.modules["snarenet.repair"], "_STORE_BYTES", 3 * 7 * 9 * 8)
+        monkeypatch.setattr(sys.modules["snarenet.repair.loop"], "_STORE_BYTES", 3 * 7 * 9 * 8)
         value = sn.repair(TestRescue.constraints, y).value
         node = value.grad_fn
         while "Repair" not in node.name():

@@ -176,13 +176,13 @@ class TestQuadraticWhole(Conformance):
 
 class TestQuadraticOfX(Conformance):
     def case(self) -> Case:
-        def H(x: Tensor) -> Tensor:
+        def bend(x: Tensor) -> Tensor:
             return x.unsqueeze(1) * torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
 
         G = draw(BATCH, 2, 4, seed=1)
         return Case(
-            sn.Quadratic(H, G, upper=0.2),
-            lambda y, x: (H(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
+            sn.Quadratic(bend, G, upper=0.2),
+            lambda y, x: (bend(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
             lambda x: -INF,
             number(0.2),
             draw(BATCH, 4, seed=2),

@@ -64,7 +64,7 @@ SAFE = 1 + math.sqrt(17) / 4  # damping >= SAFE * L * M: the condition under whi
 @SETTINGS
 @given(seed=SEEDS, n=st.integers(1, 6), radius=st.floats(1.5, 20))
 def test_theorem_2_ball(seed: int, n: int, radius: float) -> None:
-    """F(y_k) <= F(y_0) / (1 + F(y_0) k / (2 D^2 (sigma^2 + damping))) for the unit ball, where all constants are known."""
+    """F(y_k) <= F(y_0) / (1 + F(y_0) k / (2 D^2 (sigma^2 + damping))) for the unit ball, all constants known."""
     constraints = sn.Quadratic(torch.ones(1, n), torch.zeros(1, n), upper=1.0)
     y = torch.nn.functional.normalize(draw(1, n, seed=seed)) * radius
     start = merit(constraints, y)

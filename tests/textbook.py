@@ -1,7 +1,7 @@
-"""The textbook repair: batched J'J, an LU solve, and autograd through the unrolled loop. Slow, obvious, and independent.
+"""The textbook repair: batched J'J, an LU solve, and autograd through the unrolled loop. Slow, obvious, independent.
 
-It follows the paper's step, and adds what the library adds (annealed and relative damping, active rows, a stop per sample),
-each in its most direct form. Tests compare values and gradients with it; benchmarks measure against it.
+It follows the paper's step, and adds what the library adds (annealed and relative damping, active rows, a stop per
+sample), each in its most direct form. Tests compare values and gradients with it; benchmarks measure against it.
 """
 
 from __future__ import annotations

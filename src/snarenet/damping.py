@@ -2,7 +2,8 @@ r"""The damping $\lambda_k$ of the step: how far the repair trusts the linear mo
 
 The step solves $(J J^\top + \lambda_k D) w = r$. With `relative=True`, $D$ holds the squared row lengths of J at the
 prediction (Marquardt's scaling), so that a constraint may be multiplied by any number without changing the path; else
-$D = I$, as in the paper. A large $\lambda$ moves like gradient flow and stays near the prediction, a small one is Newton's.
+$D = I$, as in the paper. A large $\lambda$ moves like gradient flow and stays near the prediction, a small one is
+Newton's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _check(**values: float) -> None:
 
 
 class Damping(ABC):
-    """A rule for $\\lambda_k$."""
+    """A rule for the damping of each step."""
 
     relative: bool
     searches: ClassVar[bool]  # may it reject a step?
@@ -108,7 +109,8 @@ class Adaptive(Damping):
         return like.new_full((like.shape[0],), self.start)
 
     def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> Tensor:
-        assert gain is not None and isinstance(damping, Tensor)
+        assert gain is not None
+        assert isinstance(damping, Tensor)
         lowered = torch.where(gain > self.good, damping * self.down, damping)
         raised = damping * self.up  # also where the gain is NaN
         return torch.where(gain > self.poor, lowered, raised).clamp(self.floor, self.ceiling)

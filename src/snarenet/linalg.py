@@ -5,9 +5,9 @@ A step from y with residual r, rows J, row damping $\delta = \lambda s > 0$ and 
 $$ d = J^\top w, \qquad (J J^\top + \mathrm{diag}(\delta))\, w = r, $$
 
 and its adjoint asks, for a cotangent v, for $p = (J J^\top + \mathrm{diag}(\delta))^{-1} J v$ and $e = v - J^\top p$.
-Rows whose Gram matrix is diagonal in a known basis (a box, constant equalities) are *eliminated*: they turn into a metric
-$P = (I + J_e^\top \mathrm{diag}(\delta_e)^{-1} J_e)^{-1}$ for the others, whose system is $J P J^\top + \mathrm{diag}(\delta)$.
-Each class says which of these systems it solves; docs/mathematics.md has the derivations.
+Rows whose Gram matrix is diagonal in a known basis (a box, constant equalities) are *eliminated*: they turn into a
+metric $P = (I + J_e^\top \mathrm{diag}(\delta_e)^{-1} J_e)^{-1}$ for the others, whose system is
+$J P J^\top + \mathrm{diag}(\delta)$. Each class says which of these systems it solves; docs/mathematics.md has the derivations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def column(damping: float | Tensor) -> float | Tensor:
 
 
 class Spectrum:
-    """Singular values of constant rows A (m, n), row i divided by the root of its scale s_i: A = diag(s)^(1/2) U S V'."""
+    """Singular values of constant rows A (m, n), each divided by the root of its scale: A = diag(s)^(1/2) U S V'."""
 
     def __init__(self, A: Tensor, scale: Tensor) -> None:
         self.A = A
@@ -174,14 +174,14 @@ class ConjugateGradients:
         """Estimated squared row lengths of J(y): the mean of (J z)^2 over fixed random signs z; differentiable in y."""
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (self.probes, y.shape[1]), generator=generator).to(y) * 2 - 1
-        return sum(map.jvp(y, z.expand_as(y)).square() for z in signs) / self.probes
+        return torch.stack([map.jvp(y, z.expand_as(y)).square() for z in signs]).mean(0)
 
 
 class System(ABC):
     """The linear system of one step, at one y.
 
-    `weight` times p times w is the cotangent of the row scales: w and e are fixed only up to a common factor, which each
-    class chooses so that nothing is divided by a small damping.
+    `weight` times p times w is the cotangent of the row scales: w and e are fixed only up to a common factor, which
+    each class chooses so that nothing is divided by a small damping.
     """
 
     weight: float | Tensor
@@ -255,7 +255,9 @@ class Dual(System):
         if self.factor is not None:
             return torch.cholesky_solve(rhs.unsqueeze(-1), self.factor).squeeze(-1)
         assert self.krylov is not None
-        return self.krylov.solve(lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal)
+        return self.krylov.solve(
+            lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal
+        )
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.eliminated is None:
@@ -273,7 +275,10 @@ class Dual(System):
 
 
 class Primal(System):
-    """J'diag(s)^(-1) J + damping I, n by n, for more rows than variables; here w stands for damping times w, and e for e over it."""
+    """J'diag(s)^(-1) J + damping I, n by n, for more rows than variables.
+
+    Here w stands for damping times w of the formulas above, and e for their e over the damping.
+    """
 
     def __init__(
         self,
@@ -308,7 +313,7 @@ class Primal(System):
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The Cholesky factor; a matrix that is singular to working precision gets the smallest shift that makes it regular."""
+    """The Cholesky factor; a matrix singular to working precision gets the smallest shift that makes it regular."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     if torch.compiler.is_compiling():
         return factor

@@ -55,8 +55,8 @@ class MLP(nn.Sequential):
 class ConstrainedModel(nn.Module):
     """x -> network -> repaired y.
 
-    The network may have another precision than x: its input is cast to the dtype of its parameters, and its prediction back
-    to the dtype of x, so that a float32 network with float64 inputs gives outputs feasible to float64 accuracy.
+    The network may have another precision than x: its input is cast to the dtype of its parameters, and its prediction
+    back to the dtype of x, so that a float32 network with float64 inputs gives outputs feasible to float64 accuracy.
 
     Args:
         net: any module from x to predictions (B, n).

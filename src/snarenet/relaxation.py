@@ -1,7 +1,7 @@
 r"""AdaRel: training starts on a set relaxed by what the untrained network violates, and ends on the true one.
 
-The repair at epoch t aims at $\{y : l - \varepsilon_t \le g(y, x) \le u + \varepsilon_t\}$, $\varepsilon_t = \varepsilon_0\, \phi(s)$, where s runs from 0
-at the epoch `start` to 1 after `epochs` more, and $\phi$ falls continuously from 1 to 0.
+The repair at epoch t aims at $\{y : l - \varepsilon_t \le g(y, x) \le u + \varepsilon_t\}$, with
+$\varepsilon_t = \varepsilon_0\, \phi(s)$, where s runs from 0 at the epoch `start` to 1 after `epochs` more, and $\phi$ falls continuously from 1 to 0.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class AdaptiveRelaxation(nn.Module):
             return self.initial[index.to(self.initial.device)] * factor
         return self.initial * factor
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(f"{prefix}initial")
         if saved is not None:  # its shape is known only after measuring
             self.initial = torch.empty_like(saved, device=self.initial.device)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"epochs={self.epochs}, decay={self.decay!r}, start={self.start}"

@@ -1,4 +1,4 @@
-"""What a repair returns: one value, status, step count and violation per sample, and the errors that report failures."""
+"""What a repair returns: value, status, steps and violation of every sample, and the errors that report failures."""
 
 from __future__ import annotations
 
@@ -76,4 +76,3 @@ class RepairError(RuntimeError):
 
 class RepairWarning(UserWarning):
     """Issued when samples could not be repaired and `on_failure="warn"`."""
-

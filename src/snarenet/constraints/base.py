@@ -40,7 +40,7 @@ class Instance(NamedTuple):
 class Constraints(nn.Module, ABC):
     """A set {y : l(x) <= g(y, x) <= u(x)}, one for every x.
 
-    Subclass it for a set of your own: define `value` and `bounds`, and set `rows`; the Jacobian comes from `torch.func`.
+    Subclass it for a set of your own: define `value` and `bounds`, and set `rows`; `torch.func` gives the Jacobian.
     Two sets joined by `&` hold together.
 
     Attributes:
@@ -75,7 +75,7 @@ class Constraints(nn.Module, ABC):
         return self.at(self.check(y), x).map.jacobian(y)
 
     def residual(self, y: Tensor, x: Any = None, relax: float | Tensor = 0.0) -> Tensor:
-        """(B, rows) signed violations of the bounds, each widened by `relax`: positive above, negative below, else zero."""
+        """(B, rows) violations of the bounds widened by `relax`: positive above, negative below, else zero."""
         instance = self.at(self.check(y), x)
         return residual(instance.map.value(y), instance.lower - relax, instance.upper + relax)
 
@@ -95,7 +95,9 @@ class Constraints(nn.Module, ABC):
     def known_rows(self) -> int:
         """`rows`, or an error where only a call can tell."""
         if self.rows is None:
-            raise ValueError(f"the rows of this `{type(self).__name__}` are not known before y and x; give bounds (rows,)")
+            raise ValueError(
+                f"the rows of this `{type(self).__name__}` are not known before y and x; give bounds (rows,)"
+            )
         return self.rows
 
     def check(self, y: Tensor) -> Tensor:

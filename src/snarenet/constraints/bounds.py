@@ -35,7 +35,9 @@ class Bounds(nn.Module):
         """(lower, upper) at x."""
         bounds = tuple(recall(self, name, x) for name in self.names)
         for name, bound in zip(self.names, bounds, strict=True):
-            if bound.ndim == 1 and is_function(getattr(self, name)):  # (B,) and (rows,) could be mistaken for each other
+            if bound.ndim == 1 and is_function(
+                getattr(self, name)
+            ):  # (B,) and (rows,) could be mistaken for each other
                 raise ValueError(f"`{name}(x)` must return (B, rows) or a number, but got {describe(bound)}")
         if not self.fixed:
             self._check(*bounds)

@@ -7,16 +7,19 @@ function of x. An *input* x is None, a tensor or any pytree of tensors, each wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map  # the public torch.utils.pytree came after the oldest torch we support
+from torch.utils._pytree import (
+    tree_leaves,
+    tree_map,
+)  # the public torch.utils.pytree came after the oldest torch we support
 
-Datum = float | Tensor | Callable[[Any], Any]
+Datum = float | Sequence[Any] | np.ndarray[Any, Any] | Tensor | Callable[[Any], Any]
 
 
 def describe(value: object) -> str:
@@ -69,7 +72,9 @@ def check_ordered(lower: Tensor, upper: Tensor) -> None:
     crossed = lower > upper
     if bool(crossed.any()):
         worst = float((lower - upper)[crossed].max())
-        raise ValueError(f"expected `lower` <= `upper`, but {int(crossed.sum())} entries are crossed, by up to {worst:.3g}")
+        raise ValueError(
+            f"expected `lower` <= `upper`, but {int(crossed.sum())} entries are crossed, by up to {worst:.3g}"
+        )
 
 
 def is_function(value: object) -> bool:
@@ -117,7 +122,9 @@ def check_inputs(y: Tensor, x: Any) -> None:
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
     """The tree with its floating-point tensors in another precision."""
-    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
+    return tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
+    )
 
 
 def without_grad() -> AbstractContextManager[Any]:

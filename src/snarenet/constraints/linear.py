@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, is_function, recall, store
+from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import IdentityMap, LinearMap
 
 
@@ -29,6 +30,8 @@ class Linear(Constraints):
         0.5
     """
 
+    A: Tensor | Callable[[Any], Any]
+
     def __init__(
         self,
         A: Datum,
@@ -39,7 +42,7 @@ class Linear(Constraints):
         super().__init__()
         self.limit = Bounds(lower, upper, equals)
         store(self, "A", A)
-        if is_function(A):
+        if not isinstance(self.A, Tensor):
             self.rows = self.limit.rows
             return
         check_shape("A", self.A, ("m", "n"), ("B", "m", "n"))
@@ -56,27 +59,23 @@ class Linear(Constraints):
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
         A = recall(self, "A", x)
-        if is_function(self.A):
+        if not isinstance(self.A, Tensor):
             check_shape("A", A, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
             check_finite("A", A)
         elif A.ndim == 3:
-            check_shape("A", A, (y.shape[0], self.rows, self.size))
-        return self._instance(y, LinearMap(self.matrix(A, y.dtype)), x)
+            check_shape("A", A, (y.shape[0], *A.shape[1:]))
+        return self._instance(y, self.constant_map(y.dtype) or LinearMap(A.to(y.dtype)), x)
 
-    def matrix(self, A: Tensor, dtype: torch.dtype) -> Tensor:
-        """A in another precision; the copy is kept, so that what is computed from a constant A can be kept as well."""
-        if A.dtype == dtype or A.requires_grad or is_function(self.A):
-            return A.to(dtype)
-        return self.memo.get(("A", dtype), (A,), lambda: A.to(dtype))
-
-    @property
-    def constant(self) -> bool:
-        """Is A one matrix for all samples, and not learned?"""
-        return isinstance(self.A, Tensor) and self.A.ndim == 2 and not self.A.requires_grad
+    def constant_map(self, dtype: torch.dtype) -> LinearMap | None:
+        """y -> A y, if A is one matrix for all samples and not learned; the same tensor every time, even if cast."""
+        A = self.A
+        if not isinstance(A, Tensor) or A.ndim != 2 or A.requires_grad:
+            return None
+        return LinearMap(A if A.dtype == dtype else self.memo.get(("A", dtype), (A,), lambda: A.to(dtype)))
 
     @property
     def constant_rows(self) -> Tensor:
-        return torch.full((self.known_rows(),), self.constant)
+        return torch.full((self.known_rows(),), self.constant_map(torch.float64) is not None)
 
 
 class Box(Constraints):

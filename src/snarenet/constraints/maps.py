@@ -58,7 +58,7 @@ class Map(ABC):
 
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         """J(y).T @ weights: (B, n)."""
-        return torch.func.vjp(self.value, y)[1](weights)[0]
+        return _vjp(self.value, y)[1](weights)
 
     def linearize(self, y: Tensor) -> tuple[Product, Product]:
         """The products t -> J(y) t and w -> J(y)' w, for many uses at one y."""
@@ -77,7 +77,7 @@ class Map(ABC):
         return self
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
-        """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in the tensors `wanted`; pairs are (a_j, t_j)."""
+        """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in `wanted`; pairs are (a_j, t_j)."""
         with torch.enable_grad():
             y = y.detach().requires_grad_()
             total = (weights * self.value(y)).sum()
@@ -91,6 +91,12 @@ class Map(ABC):
             y = y.detach().requires_grad_()
             total = (weights * self.row_norms(y)).sum()
         return gradients(total, (y, *wanted))
+
+
+def _vjp(function: Product, y: Tensor) -> tuple[Tensor, Product]:
+    """The value of a function at y, and its product w -> J'w."""
+    value, pull, *_ = torch.func.vjp(function, y)
+    return value, lambda w: pull(w)[0]
 
 
 def gradients(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
@@ -172,8 +178,8 @@ class IdentityMap(Map):
 class QuadraticMap(Map):
     r"""g_i(y) = y'H_i y + G_i y.
 
-    H holds diagonals, (rows, n), or whole matrices, (rows, n, n); a leading batch dimension makes it one per sample. The
-    Jacobian is $y'(H_i + H_i') + G_i$, so a pair (a, t) pulls back to $\sum_i a_i (H_i + H_i') t$.
+    H holds diagonals, (rows, n), or whole matrices, (rows, n, n); a leading batch dimension makes it one per sample.
+    The Jacobian is $y'(H_i + H_i') + G_i$, so a pair (a, t) pulls back to $\sum_i a_i (H_i + H_i') t$.
     """
 
     def __init__(self, H: Tensor, G: Tensor, diagonal: bool) -> None:
@@ -259,11 +265,13 @@ class FunctionMap(Map):
         compiling = torch.compiler.is_compiling()  # the size of a traced batch is not known
         chunk = None if compiling else max(1, _JACOBIAN_CHUNK // max(1, batch * max(n, self.rows)))
         if self.rows <= n:  # one backward pass per row
-            _, pull = torch.func.vjp(self.value, y)
+            _, pull = _vjp(self.value, y)
             rows = torch.eye(self.rows, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
-            return torch.func.vmap(lambda w: pull(w)[0], out_dims=1, chunk_size=chunk)(rows)
+            return torch.func.vmap(pull, out_dims=1, chunk_size=chunk)(rows)
         columns = torch.eye(n, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
-        return torch.func.vmap(lambda t: torch.func.jvp(self.value, (y,), (t,))[1], out_dims=2, chunk_size=chunk)(columns)
+        return torch.func.vmap(lambda t: torch.func.jvp(self.value, (y,), (t,))[1], out_dims=2, chunk_size=chunk)(
+            columns
+        )
 
     def _exported_jacobian(self, y: Tensor) -> Tensor:
         """The Jacobian row by row: an exported program can hold no torch.func transform, but plain autograd."""
@@ -288,9 +296,9 @@ class FunctionMap(Map):
         if self._explicit:
             J = self.jacobian(y)
             return partial(times, J), partial(transposed_times, J)
-        value, pull = torch.func.vjp(self.value, y)  # evaluates g once; its transpose, linear as it is, is J itself
-        _, push = torch.func.vjp(lambda w: pull(w)[0], torch.zeros_like(value))
-        return (lambda t: push(t)[0]), (lambda w: pull(w)[0])
+        value, pull = _vjp(self.value, y)  # evaluates g once; the transpose of w -> J'w, linear as it is, is J itself
+        _, push = _vjp(pull, torch.zeros_like(value))
+        return push, pull
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors of x, and every leaf that fn reaches by itself: its parameters, or what a closure captured."""
@@ -317,8 +325,9 @@ def _leaves(output: Tensor) -> list[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
+        variable = getattr(node, "variable", None)  # of a node that accumulates into a leaf
+        if variable is not None:
+            found.append(variable)
         stack.extend(next_node for next_node, _ in node.next_functions)
     return found
 

@@ -18,9 +18,9 @@ class Nonlinear(Constraints):
     """lower <= fn(y, x) <= upper, or fn(y, x) = equals.
 
     Args:
-        fn: function of the whole batch, y (B, n) and x to (B, rows), whose row b depends on sample b alone. It is called in
-            the precision of the repair. A module works too, in any precision; its parameters, like tensors that a closure
-            captures, receive gradients.
+        fn: function of the whole batch, y (B, n) and x to (B, rows), whose row b depends on sample b alone. It is
+            called in the precision of the repair. A module works too, in any precision; its parameters, like tensors
+            that a closure captures, receive gradients.
         rows: how many constraints fn returns.
         lower: lower bounds: a number, (rows,), (B, rows), or a function of x; None for none.
         upper: upper bounds, likewise.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,18 @@ from snarenet.constraints.maps import StackedMap
 class Stack(Constraints):
     """The rows of all parts, in order; each part keeps its structure, so that constant rows stay constant."""
 
+    parts: Sequence[Constraints]
+
     def __init__(self, *parts: Constraints) -> None:
         super().__init__()
         flat = [inner for part in parts for inner in (part.parts if isinstance(part, Stack) else (part,))]
         sizes = {part.size for part in flat if part.size is not None}
         if len(sizes) > 1:
             raise ValueError(f"all parts must constrain the same y, but they expect sizes n = {sorted(sizes)}")
-        self.parts = nn.ModuleList(flat)
+        self.parts = cast(Any, nn.ModuleList(flat))
         self.size = sizes.pop() if sizes else None
         rows = [part.rows for part in flat]
-        self.rows = None if None in rows else sum(rows)
+        self.rows = None if None in rows else sum(row for row in rows if row is not None)
 
     def value(self, y: Tensor, x: Any = None) -> Tensor:
         return self.at(self.check(y), x).map.value(y)

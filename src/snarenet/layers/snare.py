@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.damping import Annealed, Damping, as_damping
-from snarenet.repair import Solver, Store, check_options, repair
+from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
 from snarenet.solution import RepairError, RepairWarning, Solution
-from snarenet.spaces import Rows, prepare
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -67,7 +66,9 @@ class SnareLayer(nn.Module):
         self.damping = as_damping(damping)
         self.rows: Rows = rows
         self.tol, self.max_steps, self.rescue, self.on_failure = tol, max_steps, rescue, on_failure
-        self.dtype, self.solver, self.store_factors = dtype, solver, store_factors
+        self.dtype = dtype
+        self.solver: Solver = solver
+        self.store_factors: Store = store_factors
         self.register_load_state_dict_post_hook(_prepare_again)
         self.prepare()
 
@@ -110,8 +111,8 @@ class SnareLayer(nn.Module):
 
     def _report(self, solution: Solution) -> None:
         message = (
-            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance (tol={self.tol:g}), or "
-            "check that the set is not empty; `solve` returns the status of every sample."
+            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance (tol={self.tol:g}), "
+            "or check that the set is not empty; `solve` returns the status of every sample."
         )
         if self.on_failure == "raise":
             raise RepairError(message, solution)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -28,22 +29,10 @@ class Problem(nn.Module, ABC):
     def objective(self, y: Tensor, x: Tensor) -> Tensor:
         """f(y, x) for every sample: (B,)."""
 
-    def _cuts(self) -> tuple[int, int]:
+    def split(self, name: Literal["train", "valid", "test"]) -> Tensor:
+        """The inputs to train on, to choose by, or to report on."""
+        if name not in ("train", "valid", "test"):
+            raise ValueError(f"`name` must be 'train', 'valid' or 'test', but got {name!r}")
         train = 1 - _SHARE - _SHARE
-        return int(len(self.inputs) * train), int(len(self.inputs) * (train + _SHARE))
-
-    @property
-    def train(self) -> Tensor:
-        """Inputs to train on."""
-        return self.inputs[: self._cuts()[0]]
-
-    @property
-    def valid(self) -> Tensor:
-        """Inputs to choose by."""
-        first, second = self._cuts()
-        return self.inputs[first:second]
-
-    @property
-    def test(self) -> Tensor:
-        """Inputs to report on."""
-        return self.inputs[self._cuts()[1] :]
+        first, second = int(len(self.inputs) * train), int(len(self.inputs) * (train + _SHARE))
+        return {"train": self.inputs[:first], "valid": self.inputs[first:second], "test": self.inputs[second:]}[name]

@@ -2,8 +2,8 @@ r"""NCLP: a non-convex objective under linear constraints,
 
 $$ \min_y \tfrac12 y^\top Q y + p^\top \sin y \quad \text{s.t.} \quad A y \le b, \; C y = x, $$
 
-with b so large that $y = C^+ x$ is feasible for every x in the cube $[-1, 1]^{m}$. All arrays come from one seed, in a fixed
-order, so that results can be compared with the paper's.
+with b so large that $y = C^+ x$ is feasible for every x in the cube $[-1, 1]^{m}$. All arrays come from one seed, in a
+fixed order, so that results can be compared with the paper's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from snarenet.problems.base import Problem
 
 class NCLP(Problem):
     """The family above; Q is diagonal."""
+
+    q: Tensor
+    p: Tensor
 
     def __init__(
         self, size: int = 100, inequalities: int = 50, equalities: int = 50, instances: int = 10_000, seed: int = 2025

@@ -2,8 +2,8 @@ r"""QCQP: a quadratic objective under quadratic inequalities and linear equaliti
 
 $$ \min_y \tfrac12 y^\top Q y + p^\top y \quad \text{s.t.} \quad y^\top H_i y + G_i y \le h_i, \; A y = x, $$
 
-with h so large that $y = A^+ x$ is feasible for every input of the data set. The diagonal of H_i is drawn between two numbers:
-both >= 0 gives a convex set, a negative lower one a non-convex set.
+with h so large that $y = A^+ x$ is feasible for every input of the data set. The diagonal of H_i is drawn between two
+numbers: both >= 0 gives a convex set, a negative lower one a non-convex set.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from snarenet.problems.base import Problem
 
 class QCQP(Problem):
     """The family above; Q is diagonal."""
+
+    q: Tensor
+    p: Tensor
 
     def __init__(
         self,

@@ -1,33 +1,37 @@
-r"""`repair`: the only loop. It takes predictions y to the set l(x) <= g(y, x) <= u(x), and its backward is the exact adjoint.
+r"""`repair`: the only loop. It takes predictions to the set l(x) <= g(y, x) <= u(x); its backward is the exact adjoint.
 
-$$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, \qquad r = \mathrm{relu}(g - u - \varepsilon) - \mathrm{relu}(l - \varepsilon - g). $$
+$$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, $$
+$$ r = \mathrm{relu}(g - u - \varepsilon) - \mathrm{relu}(l - \varepsilon - g) $$
 
-A sample stops when its own max |r| is at most `tol`, and is never moved again. The steps are recorded, not unrolled; what a
-step is and how it is pulled back is in `spaces.py`.
+A sample stops when its own max |r| is at most `tol`, and is never moved again. The steps are recorded, not unrolled:
+`_iterate` goes forward and writes a tape, `_pull_back` reads it backward. What a step is, either way, is in `spaces.py`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.constraints.data import check_shape, without_grad
+from snarenet.constraints.data import without_grad
+from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
+from snarenet.repair.options import Rows, Solver, Store, check_options, relaxed
+from snarenet.repair.spaces import Space
+from snarenet.repair.structure import choose_space
+from snarenet.repair.tape import Step, Tape
 from snarenet.solution import Solution, Status
-from snarenet.spaces import Rows, Space, Step, Tape, choose_space, pull_back, without
 
 # plain numbers: a compiled loop does not compare tensors with members of an enum
 _CONVERGED, _GOING, _STALLED, _NONFINITE = (
     int(status) for status in (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED, Status.NONFINITE)
 )
-
-Solver = Literal["auto"] | ConjugateGradients
-Store = Literal["auto"] | bool
 
 _STORE_BYTES = 2**30  # factors kept for the backward pass when `store_factors="auto"`
 
@@ -54,13 +58,14 @@ def repair(
         y: (B, n) predictions.
         x: inputs of the set: None, a tensor or a pytree of tensors, each with one row per sample.
         damping: `Constant`, `Annealed` or `Adaptive`; a number means `Constant`.
-        rows: rows of J in a step: "all" (the paper), "active" (equalities and violated inequalities), or "auto": all where
-            the Jacobian is constant with full row rank, active otherwise.
+        rows: rows of J in a step: "all" (the paper), "active" (equalities and violated inequalities), or "auto": all
+            where the Jacobian is constant with full row rank, active otherwise.
         tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
         rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
-        solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large problems.
+        solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
+            problems.
         store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
         dtype: precision of the repair, float64 unless given; values come back in the dtype of y.
     """
@@ -69,24 +74,24 @@ def repair(
     work = constraints.check(y).to(dtype)
     finite = work.isfinite().all(1)
     start = torch.where(finite.unsqueeze(1), work, 0.0)
-    instance = _relax(constraints.at(start, x), relax)
-    room = {"auto": _STORE_BYTES, True: math.inf, False: 0}[store_factors]
+    instance = relaxed(constraints.at(start, x), relax)
+    room = _STORE_BYTES if store_factors == "auto" else math.inf if store_factors else 0
     krylov = solver if isinstance(solver, ConjugateGradients) else None
 
     def attempt(instance: Instance, y: Tensor, finite: Tensor, damping: Damping, rows: Rows) -> _Outcome:
-        space, *bounds = choose_space(constraints.memo, instance, y.detach(), damping.relative, rows, krylov, room)
-        value, status, steps = _run(_Job(space, damping, tol, max_steps, finite), y, *bounds)
+        space, lower, upper = choose_space(constraints.memo, instance, y, damping.relative, rows, krylov, room)
+        value, status, steps = _run(_Job(space, damping, tol, max_steps, finite), y, lower, upper)
         violation = _violation(instance, value)
-        reached = finite & (violation <= tol)  # known for certain only now: a loop may round, or be stricter than it has to
+        reached = finite & (violation <= tol)  # certain only now: the loop rounds, and may be stricter than it has to
         status = torch.where(reached, _CONVERGED, torch.where(status == _CONVERGED, _GOING, status))
         return _Outcome(value, status, steps, violation)
 
     out = attempt(instance, start, finite, damping, rows)
-    if rescue and not torch.compiler.is_compiling():
+    if rescue and (damping, rows) != (Adaptive(), "active") and not torch.compiler.is_compiling():
         failed = ((out.status != _CONVERGED) & finite).nonzero().squeeze(1)
         if len(failed):
             again = attempt(instance.select(failed), start[failed], finite[failed], Adaptive(), "active")
-            out = out.improve(failed, again)
+            out = out.improved(failed, again)
     value = torch.where(finite.unsqueeze(1), out.value, work).to(y.dtype)
     violation = out.violation if y.dtype == dtype else _violation(instance, value.to(dtype))
     return Solution(value, y, out.status, out.steps, torch.where(finite, violation, math.inf))
@@ -100,19 +105,24 @@ class _Outcome(NamedTuple):
     steps: Tensor
     violation: Tensor
 
-    def improve(self, index: Tensor, again: _Outcome) -> _Outcome:
-        """This outcome with the samples `index` replaced by a second one, where that is better; its steps count anyway."""
-        steps = self.steps.index_add(0, index, again.steps)
-        better = (again.violation < self.violation[index]).nonzero().squeeze(1)
-        index = index[better]
+    def improved(self, samples: Tensor, again: _Outcome) -> _Outcome:
+        """This outcome with `samples` replaced by a second attempt, where that is better; its steps count anyway."""
+        better = (again.violation < self.violation[samples]).nonzero().squeeze(1)
         value, status, _, violation = (
-            old.index_copy(0, index, new[better]) for old, new in zip(self, again, strict=True)
+            old.index_copy(0, samples[better], new[better]) for old, new in zip(self, again, strict=True)
         )
-        return _Outcome(value, status, steps, violation)
+        return _Outcome(value, status, self.steps.index_add(0, samples, again.steps), violation)
+
+
+def _violation(instance: Instance, y: Tensor) -> Tensor:
+    """(B,) the largest violation of y, infinite where it is not a number."""
+    with without_grad():
+        worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+        return torch.where(worst.isnan(), math.inf, worst)
 
 
 class _Job(NamedTuple):
-    """A repair, ready to run."""
+    """An attempt at a repair, ready to run."""
 
     space: Space
     damping: Damping
@@ -127,14 +137,14 @@ def _run(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ..
         with without_grad():
             return _iterate(job, y, lower, upper)
     if torch.compiler.is_compiling() and not job.space.traceable:
-        return _differentiate_eagerly(job, y, lower, upper)
+        return _differentiate_eagerly(job, y, lower, upper)  # pyright: ignore
     return _differentiate(job, y, lower, upper)
 
 
 def _differentiate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
     tensors = job.space.tensors(y)
     if any(t.requires_grad for t in (y, lower, upper, *tensors)):
-        return _Repair.apply(job, y, lower, upper, *tensors)
+        return _Repair.apply(job, y, lower, upper, *tensors)  # pyright: ignore
     with torch.no_grad():
         return _iterate(job, y, lower, upper)
 
@@ -157,19 +167,21 @@ class _Repair(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, v: Tensor, *_: Any) -> Any:
-        y = ctx.saved_tensors[0]
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        y, v = ctx.saved_tensors[0], gradients[0]
         steps = ctx.tape.steps
-        if ctx.failures:  # a sample that was given up, or rescued, may have gone too far for its steps to be pulled back
-            steps = without(steps, samples=(v == 0).all(1))
-        found = pull_back(ctx.space, steps, y, v, ctx.tensors)
+        if (
+            ctx.failures
+        ):  # a sample that was given up, or rescued, may have gone too far for its steps to be pulled back
+            steps = ctx.tape.without((v == 0).all(1))
+        found = _pull_back(ctx.space, steps, y, v, ctx.tensors)
         return None, found.y, found.lower, found.upper, *found.tensors
 
 
 class _Live(NamedTuple):
     """The samples at work and where they stand; a sample is going while its status is MAX_STEPS."""
 
-    index: Tensor | None  # their places in the batch; None for the whole batch
+    samples: Tensor | None  # their places in the batch; None for the whole batch
     space: Space
     lower: Tensor
     upper: Tensor
@@ -184,23 +196,23 @@ class _Live(NamedTuple):
 
     def select(self, keep: Tensor) -> _Live:
         """Some of these samples."""
-        index = keep if self.index is None else self.index[keep]
-        rest = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
-        return _Live(index, self.space.select(keep), *rest)
+        samples = keep if self.samples is None else self.samples[keep]
+        rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
+        return _Live(samples, self.space.select(keep), *rest)
 
     def write(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """(position, status, steps) of the whole batch, with these samples brought up to date."""
         mine = (self.position, self.status, self.steps)
-        if self.index is None:
+        if self.samples is None:
             return mine
-        return tuple(old.index_copy(0, self.index, new) for old, new in zip(batch, mine, strict=True))
+        return tuple(old.index_copy(0, self.samples, new) for old, new in zip(batch, mine, strict=True))
 
 
 def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None = None) -> tuple[Tensor, ...]:
     """Run the loop: (value, status, steps). Each step is written to `tape`, if there is one.
 
-    In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled loop cannot choose: it
-    takes all `max_steps` steps and freezes the samples that have stopped.
+    In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled loop cannot choose:
+    it takes all `max_steps` steps and freezes the samples that have stopped.
     """
     damping, eager = job.damping, not torch.compiler.is_compiling()
     tol = max(job.tol / 2, job.tol - job.space.slack)
@@ -208,9 +220,8 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     r = residual(job.space.value(position), lower, upper)
     worst = largest(r)
     status = _judge(worst, job.tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
-    steps = torch.zeros_like(status)
     strictness = _strictness(job.space.scales().expand_as(r), job.tol) if damping.relative else None
-    level = damping.first(y)
+    level, steps = damping.first(y), torch.zeros_like(status)
     s = _Live(None, job.space, lower, upper, lower == upper, strictness, position, r, worst, level, status, steps)
     batch = s.write(())
     stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
@@ -232,12 +243,15 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
             stopped, moved, status = False, None, s.status
         else:
             moved, status = _settle(s, worst, gain, stalled, tol)
-            stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
-            trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
-            worst = torch.where(moved, worst, s.worst)
+            stopped = eager and not bool((status == _GOING).all())
+            if eager and bool(moved.all()):
+                moved = None
+            else:
+                trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
+                worst = torch.where(moved, worst, s.worst)
         if tape is not None:
             below = s.residual < 0 if tape.bounds else None
-            tape.steps.append(Step(s.index, violated, below, s.level, moved, record))
+            tape.steps.append(Step(s.samples, violated, below, s.level, moved, record))
         level = damping.following(k, s.level, gain)
         steps = s.steps + (1 if eager else (s.status == _GOING))
         s = s._replace(position=trial, residual=r, worst=worst, level=level, status=status, steps=steps)
@@ -251,9 +265,7 @@ def _all_go_on(worst: Tensor, tol: float, stalled: Tensor | None) -> bool:
     return bool(low > tol) and bool(high < math.inf) and (stalled is None or not bool(stalled.any()))
 
 
-def _settle(
-    s: _Live, worst: Tensor, gain: Tensor | None, stalled: Tensor | None, tol: float
-) -> tuple[Tensor, Tensor]:
+def _settle(s: _Live, worst: Tensor, gain: Tensor | None, stalled: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
     """Who takes the step, and everybody's status after it; `worst` is the violation that the step leads to."""
     going = s.status == _GOING
     finite = worst < math.inf  # False where it is NaN
@@ -284,8 +296,8 @@ def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, record: Any) -> 
 def _strictness(scales: Tensor, tol: float) -> Tensor | None:
     """How much stricter than `tol` to be with short rows, so that scaling a constraint down does not loosen it.
 
-    A row of length 1 or more stops at `tol`, a shorter one at `tol` times its length, but not below a thousandth of `tol`
-    nor below what rounding allows.
+    A row of length 1 or more stops at `tol`, a shorter one at `tol` times its length, but not below a thousandth of
+    `tol` nor below what rounding allows.
     """
     finest = max(1e-3, min(1.0, 256 * torch.finfo(scales.dtype).eps / tol)) if tol else 1.0
     factors = 1 / scales.sqrt().clamp(finest, 1.0)
@@ -294,47 +306,44 @@ def _strictness(scales: Tensor, tol: float) -> Tensor | None:
     return factors
 
 
-def _violation(instance: Instance, y: Tensor) -> Tensor:
-    """(B,) the largest violation of y, infinite where it is not a number."""
-    with without_grad():
-        worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
-        return torch.where(worst.isnan(), math.inf, worst)
+class _Gradients(NamedTuple):
+    """Gradients of the loss in the prediction, the bounds, and the tensors inside g."""
+
+    y: Tensor
+    lower: Tensor | None
+    upper: Tensor | None
+    tensors: Sequence[Tensor | None]
 
 
-def _relax(instance: Instance, relax: float | Tensor) -> Instance:
-    """The instance with every bound widened by `relax`."""
-    if not isinstance(relax, Tensor):
-        if not relax >= 0:
-            raise ValueError(f"`relax` must be >= 0, but got {relax!r}")
-        if relax == 0:
-            return instance
-    else:
-        batch, rows = instance.lower.shape
-        if relax.ndim:
-            check_shape("relax", relax, (rows,), (batch, rows))
-        if not torch.compiler.is_compiling() and not bool((relax >= 0).all()):
-            raise ValueError("`relax` must be >= 0 everywhere")
-        relax = relax.to(instance.lower)
-    return Instance(instance.map, instance.lower - relax, instance.upper + relax)
+def _pull_back(space: Space, steps: list[Step], y: Tensor, v: Tensor, wanted: tuple[Tensor, ...]) -> _Gradients:
+    """Pull the cotangent v (B, n) of the output back through all steps to the prediction y and everything else."""
+    cotangent = space.pull_start(v)
+    totals: list[Tensor | None] = [None] * len(wanted)
+    lower = upper = scale = None
+    for _, group in groupby(reversed(steps), key=lambda step: id(step.samples)):
+        together = list(group)
+        samples = together[0].samples
+        with torch.set_grad_enabled(bool(wanted)):  # so that gradients reach the tensors of the whole batch
+            part = space if samples is None else space.select(samples)
+        mine = cotangent if samples is None else cotangent[samples]
+        for step in together:
+            pulled = part.pull_step(step, mine, wanted)
+            mine = pulled.cotangent
+            if step.below is not None:
+                below = pulled.rows * step.below
+                lower = _scatter_add(lower, samples, below, v.shape[0])
+                upper = _scatter_add(upper, samples, pulled.rows - below, v.shape[0])
+            if pulled.scale is not None:
+                scale = _scatter_add(scale, samples, pulled.scale, v.shape[0])
+            totals = [add(a, b) for a, b in zip(totals, pulled.tensors, strict=True)]
+        cotangent = mine if samples is None else cotangent.index_copy(0, samples, mine)
+    found_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
+    return _Gradients(found_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
 
 
-def check_options(
-    rows: str, tol: float, max_steps: int, solver: object, store_factors: object, dtype: torch.dtype | None
-) -> torch.dtype:
-    """The precision of the repair, if all options make sense."""
-    if rows not in ("auto", "all", "active"):
-        raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {rows!r}")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ValueError(f"`max_steps` must be a whole number >= 0, but got {max_steps!r}")
-    if solver != "auto" and not isinstance(solver, ConjugateGradients):
-        raise ValueError(f"`solver` must be 'auto' or ConjugateGradients(...), but got {solver!r}")
-    if store_factors not in ("auto", True, False):
-        raise ValueError(f"`store_factors` must be 'auto', True or False, but got {store_factors!r}")
-    dtype = torch.float64 if dtype is None else dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but got {dtype}")
-    if not tol >= 0 or math.isinf(tol):
-        raise ValueError(f"`tol` must be a finite number >= 0, but got {tol!r}")
-    if 0 < tol < 8 * torch.finfo(dtype).eps:
-        raise ValueError(f"`tol` = {tol:g} is finer than {dtype} can keep; use at least 1e-5 for float32, 1e-14 for float64")
-    return dtype
+def _scatter_add(total: Tensor | None, samples: Tensor | None, part: Tensor, batch: int) -> Tensor:
+    """total + part, where part holds only some samples of the batch and None stands for zero."""
+    if samples is None:
+        return part if total is None else total + part
+    total = part.new_zeros(batch, *part.shape[1:]) if total is None else total
+    return total.index_add(0, samples, part)

@@ -2,8 +2,8 @@ r"""Where the repair iterates, and the exact adjoint of its steps.
 
 A *space* holds the constraints of one batch and knows how to take a step and how to pull a cotangent back through it.
 
-- `ConstraintSpace`: all rows linear and constant. Iterates on z = A y with one cached spectrum, $z \leftarrow z - r T_k$, and
-  recovers y at the end: no matrix per sample.
+- `ConstraintSpace`: all rows linear and constant. Iterates on z = A y with one cached spectrum,
+  $z \leftarrow z - r T_k$, and recovers y at the end: no matrix per sample.
 - `OutputSpace`: everything else. Iterates on y with one linear system per sample and step.
 
 The adjoint of $y^+ = y - J^\top w$, $(J J^\top + \lambda D) w = r$: with $v$ the cotangent of $y^+$,
@@ -11,24 +11,20 @@ $p = (J J^\top + \lambda D)^{-1} J v$, $e = v - J^\top p$ and $d = J^\top w$, al
 
 $$ \psi(y, \cdot) = \langle w, \partial g\, e \rangle - \langle p, \partial g\, d \rangle + \langle p, r \rangle, $$
 
-the cotangent of y is $v - \nabla_y \psi$, that of every tensor inside g is $-\nabla \psi$, that of a bound is p on the rows that
-break it, and that of the row scale $D_{ii}$ is $\lambda p_i w_i$. docs/mathematics.md derives this.
+the cotangent of y is $v - \nabla_y \psi$, that of every tensor inside g is $-\nabla \psi$, that of a bound is p on the
+rows that break it, and that of the row scale $D_{ii}$ is $\lambda p_i w_i$. docs/mathematics.md derives this.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from snarenet.constraints import Constraints, Instance, Linear, Stack
-from snarenet.constraints.data import Memo, without_grad
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap, add, gradients
+from snarenet.constraints.maps import Map, add, gradients
 from snarenet.linalg import (
     ConjugateGradients,
     Dual,
@@ -40,81 +36,7 @@ from snarenet.linalg import (
     System,
     column,
 )
-
-Rows = Literal["auto", "all", "active"]
-
-_VANISHING = 1e-8  # share of the mean row length that a vanishing row is given
-_CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
-
-
-class Step(NamedTuple):
-    """One step as the tape keeps it.
-
-    Attributes:
-        live: (b,) the samples that took it, or None for the whole batch.
-        violated: (b, rows) true for rows outside their bounds, and for all equalities.
-        below: (b, rows) true for rows below their lower bound; None where no bound needs a gradient.
-        damping: its damping, a number or (b,).
-        moved: (b,) true where the step was accepted, or None where all were.
-        record: what the space wants to know again.
-    """
-
-    live: Tensor | None
-    violated: Tensor
-    below: Tensor | None
-    damping: float | Tensor
-    moved: Tensor | None
-    record: Any
-
-
-    def select(self, keep: Tensor) -> Step:
-        """The step of some of its samples."""
-        live = keep if self.live is None else self.live[keep]
-        rest = tree_map(lambda leaf: leaf[keep] if isinstance(leaf, Tensor) else leaf, self[1:])
-        return Step(live, *rest)
-
-
-class Tape:
-    """The steps of a repair, in order; `bounds` says whether to note what the bounds' gradients need."""
-
-    def __init__(self, bounds: bool) -> None:
-        self.bounds = bounds
-        self.steps: list[Step] = []
-
-
-def without(steps: list[Step], samples: Tensor) -> list[Step]:
-    """The steps without those of the `samples` (B,) marked true."""
-    kept = []
-    for step in steps:
-        keep = (~(samples if step.live is None else samples[step.live])).nonzero().squeeze(1)
-        if len(keep):
-            kept.append(step if len(keep) == len(step.violated) else step.select(keep))
-    return kept
-
-
-class Pulled(NamedTuple):
-    """What one step adds to the gradients.
-
-    Attributes:
-        cotangent: that of the position before the step.
-        rows: (b, rows) cotangent of minus the residual, which is that of the bounds.
-        scale: (b, m) cotangent of the row scales, or None.
-        tensors: gradients of the tensors inside g.
-    """
-
-    cotangent: Tensor
-    rows: Tensor
-    scale: Tensor | None
-    tensors: Sequence[Tensor | None]
-
-
-class Gradients(NamedTuple):
-    """Gradients of the loss in the prediction, the bounds, and the tensors inside g."""
-
-    y: Tensor
-    lower: Tensor | None
-    upper: Tensor | None
-    tensors: Sequence[Tensor | None]
+from snarenet.repair.tape import Pulled, Step
 
 
 class Space(ABC):
@@ -171,41 +93,7 @@ class Space(ABC):
     def pull_finish(
         self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Gradients in the prediction y and in `wanted` from the cotangents of the first position and of the row scales."""
-
-
-def pull_back(space: Space, tape: list[Step], y: Tensor, v: Tensor, wanted: tuple[Tensor, ...]) -> Gradients:
-    """Pull the cotangent v (B, n) of the output back through all steps to the prediction y and everything else."""
-    cotangent = space.pull_start(v)
-    totals: list[Tensor | None] = [None] * len(wanted)
-    lower = upper = scale = None
-    for _, group in groupby(reversed(tape), key=lambda step: id(step.live)):
-        steps = list(group)
-        live = steps[0].live
-        with torch.set_grad_enabled(bool(wanted)):  # so that gradients reach the tensors of the whole batch
-            part = space if live is None else space.select(live)
-        mine = cotangent if live is None else cotangent[live]
-        for step in steps:
-            pulled = part.pull_step(step, mine, wanted)
-            mine = pulled.cotangent
-            if step.below is not None:
-                below = pulled.rows * step.below
-                lower = scatter_add(lower, live, below, v.shape[0])
-                upper = scatter_add(upper, live, pulled.rows - below, v.shape[0])
-            if pulled.scale is not None:
-                scale = scatter_add(scale, live, pulled.scale, v.shape[0])
-            totals = [add(a, b) for a, b in zip(totals, pulled.tensors, strict=True)]
-        cotangent = mine if live is None else cotangent.index_copy(0, live, mine)
-    grad_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
-    return Gradients(grad_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
-
-
-def scatter_add(total: Tensor | None, live: Tensor | None, part: Tensor, batch: int) -> Tensor:
-    """total + part, where part holds only the rows `live` of the batch and None stands for zero."""
-    if live is None:
-        return part if total is None else total + part
-    total = part.new_zeros(batch, *part.shape[1:]) if total is None else total
-    return total.index_add(0, live, part)
+        """Gradients in the prediction y and in `wanted`, from the cotangents of the first position and the scales."""
 
 
 def keep_where(mask: Tensor | None, value: Tensor) -> Tensor:
@@ -218,8 +106,8 @@ def keep_where(mask: Tensor | None, value: Tensor) -> Tensor:
 class ConstraintSpace(Space):
     r"""All rows are A y with one A; the position is z = A y.
 
-    Its adjoint works with b, where $A v = A A^\top b$: a step takes $b \leftarrow b - q$, q the violated rows of $T_k^\top b$, and the
-    prediction's cotangent is $v - A^\top \sum q$.
+    Its adjoint works with b, where $A v = A A^\top b$: a step takes $b \leftarrow b - q$, q the violated rows of
+    $T_k^\top b$, and the prediction's cotangent is $v - A^\top \sum q$.
     """
 
     traceable = True
@@ -370,7 +258,7 @@ class OutputSpace(Space):
         return residual - change
 
     def stationary(self, residual: Tensor, damping: float | Tensor, record: Record) -> Tensor:
-        r"""The scaled gradient $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$ is below rounding, against $\tilde r$.
+        r"""Is $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$, the gradient, below rounding, against $\tilde r$?
 
         The scaled rows have about unit length, so the norm of their Gram matrix is at most their number.
         """
@@ -406,86 +294,3 @@ class OutputSpace(Space):
             weighted = (scale * self.scale_fn(self.others, y)).sum()
         change, *found = gradients(weighted, (y, *wanted))
         return cotangent if change is None else cotangent + change, found
-
-
-def positive(norms: Tensor) -> Tensor:
-    """Row scales from squared row lengths: a vanishing row gets a small share of the mean instead."""
-    mean = norms.mean(-1, keepdim=True)
-    return torch.maximum(norms, torch.where(mean > 0, _VANISHING * mean, 1.0))
-
-
-def choose_space(
-    memo: Memo,
-    instance: Instance,
-    y: Tensor,
-    relative: bool,
-    rows: Rows,
-    krylov: ConjugateGradients | None,
-    room: float,
-) -> tuple[Space, Tensor, Tensor]:
-    """The space for these constraints, chosen by their structure, and the bounds in its order of rows."""
-    parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
-    if rows != "active" and krylov is None and all(is_constant(part) for part in parts):
-        spectrum = _spectrum(memo, parts, relative)
-        if rows == "all" or spectrum.least >= _CONDITION:
-            return ConstraintSpace(spectrum), instance.lower, instance.upper
-    active = rows != "all"
-    first = _eliminable(instance, parts, active)
-    rest = [i for i in range(len(parts)) if i not in first]
-    if krylov is None and sum(parts[i].rows for i in rest) > y.shape[1]:
-        first, rest = [], list(range(len(parts)))  # more rows than variables: the primal system takes them all
-    others = StackedMap([parts[i] for i in rest])
-    eliminated = StackedMap([parts[i] for i in first]) if first else None
-    constant = eliminated is not None and is_constant(eliminated.parts[0])
-    spectrum = _spectrum(memo, eliminated.parts, relative) if eliminated is not None and constant else None
-    scale, scale_fn = y.new_ones(y.shape[0], others.rows), None
-    if relative:
-        norms = Map.row_norms if krylov is None else krylov.row_norms
-        scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
-        with without_grad():
-            scale = positive(norms(others, y))
-    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(room))
-    if first == list(range(len(first))):
-        return space, instance.lower, instance.upper
-    offsets = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
-    order = [offsets[i] + j for i in first + rest for j in range(parts[i].rows)]
-    index = torch.tensor(order, device=y.device)
-    return space, instance.lower[:, index], instance.upper[:, index]
-
-
-def is_constant(part: Map) -> bool:
-    """Is this a linear map with one matrix for all samples and all training steps?"""
-    return isinstance(part, LinearMap) and part.constant
-
-
-def _eliminable(instance: Instance, parts: Sequence[Map], active: bool) -> list[int]:
-    """Parts to eliminate: a box, or else the constant rows; where rows may be inactive, only constant equalities."""
-    boxes = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap)]
-    if boxes:
-        return boxes[:1]
-    constant = [i for i, part in enumerate(parts) if is_constant(part)]
-    if not active:
-        return constant
-    if torch.compiler.is_compiling():
-        return []
-    pinned = (instance.lower == instance.upper).all(0).split([part.rows for part in parts])
-    return [i for i in constant if bool(pinned[i].all())]
-
-
-def _spectrum(memo: Memo, parts: Sequence[Map], relative: bool) -> Spectrum:
-    """The spectrum of constant parts, computed once."""
-    matrices = tuple(part.A for part in parts if isinstance(part, LinearMap))
-
-    def build() -> Spectrum:
-        A = torch.cat(matrices)
-        return Spectrum(A, positive(A.square().sum(1)) if relative else A.new_ones(len(A)))
-
-    return memo.get(("spectrum", relative, len(matrices), matrices[0].dtype), matrices, build)
-
-
-def prepare(constraints: Constraints, relative: bool, dtype: torch.dtype) -> None:
-    """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
-    parts = list(constraints.parts) if isinstance(constraints, Stack) else [constraints]
-    constant = [part for part in parts if isinstance(part, Linear) and part.constant]
-    if parts and len(constant) == len(parts):
-        _spectrum(constraints.memo, [LinearMap(part.matrix(part.A, dtype)) for part in constant], relative)
