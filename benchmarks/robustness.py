@@ -3,7 +3,7 @@
     python benchmarks/robustness.py [--seeds 5] [--rival-seeds 1] [--out FILE.md]
 
 For each family: failures, steps (median, max) and mean displacement |y - y_hat| of the layer's defaults at 1e-10 and
-1e-12, and, at 1e-12 with up to 500 steps, of active rows alone, all rows, and the paper's choice (all rows, damping 0.01).
+1e-12, and, at 1e-12 with up to 500 steps, of active rows alone, all rows, and the paper's choice (damping 0.01).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ $$ d = J^\top w, \qquad (J J^\top + \mathrm{diag}(\delta))\, w = r, $$
 and its adjoint asks, for a cotangent v, for $p = (J J^\top + \mathrm{diag}(\delta))^{-1} J v$ and $e = v - J^\top p$.
 Rows whose Gram matrix is diagonal in a known basis (a box, constant equalities) are *eliminated*: they turn into a
 metric $P = (I + J_e^\top \mathrm{diag}(\delta_e)^{-1} J_e)^{-1}$ for the others, whose system is
-$J P J^\top + \mathrm{diag}(\delta)$. Each class says which of these systems it solves; docs/mathematics.md has the derivations.
+$J P J^\top + \mathrm{diag}(\delta)$. Each class says which of these systems it solves; docs/mathematics.md derives
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 r"""AdaRel: training starts on a set relaxed by what the untrained network violates, and ends on the true one.
 
 The repair at epoch t aims at $\{y : l - \varepsilon_t \le g(y, x) \le u + \varepsilon_t\}$, with
-$\varepsilon_t = \varepsilon_0\, \phi(s)$, where s runs from 0 at the epoch `start` to 1 after `epochs` more, and $\phi$ falls continuously from 1 to 0.
+$\varepsilon_t = \varepsilon_0\, \phi(s)$, where s runs from 0 at the epoch `start` to 1 after `epochs` more, and $\phi$
+falls continuously from 1 to 0.
 """
 
 from __future__ import annotations

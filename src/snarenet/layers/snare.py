@@ -111,8 +111,8 @@ class SnareLayer(nn.Module):
 
     def _report(self, solution: Solution) -> None:
         message = (
-            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance (tol={self.tol:g}), "
-            "or check that the set is not empty; `solve` returns the status of every sample."
+            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "
+            f"(tol={self.tol:g}), or check that the set is not empty; `solve` returns the status of every sample."
         )
         if self.on_failure == "raise":
             raise RepairError(message, solution)

@@ -4,7 +4,7 @@ $$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, $$
 $$ r = \mathrm{relu}(g - u - \varepsilon) - \mathrm{relu}(l - \varepsilon - g) $$
 
 A sample stops when its own max |r| is at most `tol`, and is never moved again. The steps are recorded, not unrolled:
-`_iterate` goes forward and writes a tape, `_pull_back` reads it backward. What a step is, either way, is in `spaces.py`.
+`_iterate` goes forward and writes a tape, `_pull_back` reads it backward; what a step is, either way, says `spaces.py`.
 """
 
 from __future__ import annotations

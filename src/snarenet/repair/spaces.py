@@ -258,7 +258,7 @@ class OutputSpace(Space):
         return residual - change
 
     def stationary(self, residual: Tensor, damping: float | Tensor, record: Record) -> Tensor:
-        r"""Is $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$, the gradient, below rounding, against $\tilde r$?
+        r"""Is the gradient $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$ nothing beside $\tilde r$?
 
         The scaled rows have about unit length, so the norm of their Gram matrix is at most their number.
         """
