@@ -68,6 +68,13 @@ class TestLayer:
         residual = layer.constraints.residual(layer(y, x, relax=samples), x).abs()
         assert (residual <= samples + 1e-8).all()
 
+    def test_a_moved_layer_repairs_as_before(self) -> None:
+        layer, y = sn.SnareLayer(sn.Linear(A, upper=0.5)), draw(7, 6, seed=3, scale=2)
+        true = layer(y)
+        moved = layer.float().double()  # rounds A on the way
+        torch.testing.assert_close(moved(y), true, rtol=1e-5, atol=1e-5)
+        assert sn.Linear(A.float(), upper=0.5).violation(moved(y)).max() <= 1e-8
+
     def test_repr_says_how_it_is_set(self) -> None:
         assert "tol=1e-06" in repr(sn.SnareLayer(constraints(), tol=1e-6))
 

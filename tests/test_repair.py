@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.linalg import cholesky
 from snarenet.constraints.data import Memo
 from snarenet.linalg import Dual, EliminatedBox, EliminatedSpectrum, Primal
 from snarenet.repair.spaces import ConstraintSpace, OutputSpace
@@ -250,6 +251,13 @@ class TestFailures:
         quadratic = sn.Quadratic(torch.zeros(2, 5), self.A[[0, 0]], equals=0.3)
         solution = sn.repair(quadratic, self.y, damping=0.0, rows=rows, max_steps=20)
         assert solution.converged.all()
+
+    def test_a_singular_matrix_is_shifted_alone(self) -> None:
+        regular = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+        factor = cholesky(torch.stack([torch.ones_like(regular), regular]))
+        torch.testing.assert_close(factor[0] @ factor[0].T, torch.ones_like(regular))
+        assert (factor[0].diagonal() > 0).all()
+        assert torch.equal(factor[1], torch.linalg.cholesky(regular))
 
     def test_a_row_of_zeros(self) -> None:
         A = torch.cat([self.A, torch.zeros(1, 5, dtype=torch.float64)])

@@ -85,13 +85,6 @@ class Map(ABC):
                 total = total + (a * self.jvp(y, t)).sum()
         return gradients(total, (y, *wanted))
 
-    def pullback_norms(self, y: Tensor, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
-        """Gradient of <weights, row_norms(y)> in y and in the tensors `wanted`."""
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            total = (weights * self.row_norms(y)).sum()
-        return gradients(total, (y, *wanted))
-
 
 def _vjp(function: Product, y: Tensor) -> tuple[Tensor, Product]:
     """The value of a function at y, and its product w -> J'w."""
