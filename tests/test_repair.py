@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.linalg import cholesky
 from snarenet.constraints.data import Memo
-from snarenet.linalg import Dual, EliminatedBox, EliminatedSpectrum, Primal
+from snarenet.linalg import Dual, EliminatedBox, EliminatedSpectrum, Primal, cholesky
 from snarenet.repair.spaces import ConstraintSpace, OutputSpace
 from snarenet.repair.structure import choose_space
 
