@@ -18,7 +18,7 @@ def fingerprint(tensor: Tensor) -> str:
 def test_nclp() -> None:
     problem = sn.problems.load("nclp")
     inequalities, equalities = problem.constraints.parts
-    found = [fingerprint(t) for t in (problem.q, problem.p, inequalities.A, equalities.A, problem.inputs)]
+    found = [fingerprint(t) for t in (problem.square, problem.sine, inequalities.A, equalities.A, problem.inputs)]
     assert found == ["2c753843b0b1b788", "3f3a91d4a89a2dd0", "ebe9753709ed12d7", "f136f5786c2b8ce6", "173dc3245e7bb272"]
     expected = torch.tensor([5.55938461, 6.48107344, 4.1242838], dtype=torch.float64)
     torch.testing.assert_close(inequalities.limit.upper[:3], expected, rtol=0, atol=1e-7)
@@ -35,7 +35,7 @@ def test_nclp() -> None:
 def test_qcqp(inequalities: int, G: str, H: str, h: list[float]) -> None:
     problem = sn.problems.load("qcqp", inequalities=inequalities)
     quadratic, linear = problem.constraints.parts
-    found = [fingerprint(t) for t in (problem.q, problem.p, linear.A, problem.inputs, quadratic.G, quadratic.H)]
+    found = [fingerprint(t) for t in (problem.square, problem.linear, linear.A, problem.inputs, quadratic.G, quadratic.H)]
     assert found == ["c591a0647f381ba4", "722302bc62505b6a", "aa874e4357110c01", "c22443493112606e", G, H]
     torch.testing.assert_close(quadratic.limit.upper[:3], torch.tensor(h, dtype=torch.float64), rtol=0, atol=1e-7)
 
@@ -69,7 +69,7 @@ def test_sizes_are_arguments() -> None:
 def test_objectives() -> None:
     nclp = sn.problems.load("nclp", size=3, inequalities=1, equalities=1, instances=10)
     y = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, -1.0]], dtype=torch.float64)
-    expected = 0.5 * (nclp.q * y[1] ** 2).sum() + (nclp.p * y[1].sin()).sum()
+    expected = 0.5 * (nclp.square * y[1] ** 2).sum() + (nclp.sine * y[1].sin()).sum()
     torch.testing.assert_close(nclp.objective(y, y), torch.stack([torch.zeros_like(expected), expected]))
     qcqp = sn.problems.load("qcqp", size=3, inequalities=1, equalities=1, instances=10)
-    torch.testing.assert_close(qcqp.objective(y, y)[1], 0.5 * (qcqp.q * y[1] ** 2).sum() + (qcqp.p * y[1]).sum())
+    torch.testing.assert_close(qcqp.objective(y, y)[1], 0.5 * (qcqp.square * y[1] ** 2).sum() + (qcqp.linear * y[1]).sum())

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from snarenet.problems.base import Problem
+from snarenet.problems.base import Outcome, Problem
 from snarenet.problems.nclp import NCLP
 from snarenet.problems.qcqp import QCQP
 
-__all__ = ["NCLP", "QCQP", "Problem", "load", "names"]
+__all__ = ["NCLP", "QCQP", "Outcome", "Problem", "load", "names"]
 
 _FAMILIES: dict[str, Callable[..., Problem]] = {
     "nclp": NCLP,
@@ -33,4 +33,6 @@ def load(name: str, **sizes: Any) -> Problem:
         near = difflib.get_close_matches(name, _FAMILIES, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"`name` must be one of {', '.join(_FAMILIES)}, but got {name!r}{hint}")
-    return _FAMILIES[name](**sizes)
+    problem = _FAMILIES[name](**sizes)
+    problem.name, problem.sizes = name, sizes
+    return problem

@@ -1,38 +1,117 @@
-"""`Problem`: a family of constrained optimisation problems, one instance for every input x."""
+"""`Problem`: a family of constrained problems, one instance for every input x, and what a model achieves on it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
+from snarenet.constraints.base import largest
+from snarenet.solution import Solution
 
 _SHARE = 0.0833  # of the instances, for validation and again for testing
+
+Split = Literal["train", "valid", "test"]
+
+
+class Model(Protocol):
+    """What a problem asks of a model; `ConstrainedModel` has it."""
+
+    def solve(self, x: Any, relax: float | Tensor | None = None) -> Solution: ...
+
+
+class Outcome(NamedTuple):
+    """What a model achieves on a batch, sample by sample; the first four are differentiable.
+
+    Attributes:
+        objective: (B,) f(y, x), what is reported.
+        cost: (B,) what training minimises: the objective, unless a family adds terms.
+        penalty: (B,) sum of the squared violations of the true (not relaxed) constraints.
+        distance: (B,) squared distance between prediction and repaired output.
+        errors: (B, rows) absolute violation of every row.
+        violation: (B,) the largest violation of any row.
+        steps: (B,) steps of the repair.
+        converged: (B,) true where the repair reached its tolerance.
+    """
+
+    objective: Tensor
+    cost: Tensor
+    penalty: Tensor
+    distance: Tensor
+    errors: Tensor
+    violation: Tensor
+    steps: Tensor
+    converged: Tensor
 
 
 class Problem(nn.Module, ABC):
     """min f(y, x) subject to constraints, for the inputs x of a data set.
 
+    A family of your own defines `objective` and sets the attributes; one that is not a single optimisation problem per
+    input (a control policy, say) overrides `run`.
+
     Attributes:
         constraints: the feasible set.
         inputs: (N, d) all inputs x, in float64; split contiguously into training, validation and test instances.
         size: the n of a solution y.
+        convex: is every instance a convex problem?
+        name: the name that `problems.load` knows the family by, with `sizes` as arguments; "" for a user's own.
     """
 
     constraints: Constraints
     inputs: Tensor
     size: int
+    convex: bool = False
+    name: str = ""
+    sizes: dict[str, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = {}
 
     @abstractmethod
     def objective(self, y: Tensor, x: Tensor) -> Tensor:
         """f(y, x) for every sample: (B,)."""
 
-    def split(self, name: Literal["train", "valid", "test"]) -> Tensor:
+    def run(self, model: Model, x: Tensor, relax: float | Tensor | None = None) -> Outcome:
+        """What `model` achieves on the inputs x."""
+        solution = model.solve(x, relax)
+        y = solution.value
+        objective = self.objective(y, x)
+        errors = self.constraints.residual(y, x).abs()
+        return Outcome(
+            objective=objective,
+            cost=objective,
+            penalty=errors.square().sum(1),
+            distance=(y - solution.raw).square().sum(1),
+            errors=errors.detach(),
+            violation=largest(errors.detach()),
+            steps=solution.steps,
+            converged=solution.converged,
+        )
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """(count, d) fresh inputs from the distribution of the data, drawn with `generator` on its device."""
+        raise ValueError(f"`{type(self).__name__}` does not say how to draw fresh inputs: define `sample`")
+
+    def equalities(self, x: Tensor) -> Tensor:
+        """(rows,) true for the rows that are equalities."""
+        lower, upper = self.constraints.bounds(x)
+        return (lower == upper).expand(-1, self.constraints.known_rows()).all(0)
+
+    def split(self, name: Split) -> Tensor:
         """The inputs to train on, to choose by, or to report on."""
         if name not in ("train", "valid", "test"):
             raise ValueError(f"`name` must be 'train', 'valid' or 'test', but got {name!r}")
         train = 1 - _SHARE - _SHARE
         first, second = int(len(self.inputs) * train), int(len(self.inputs) * (train + _SHARE))
         return {"train": self.inputs[:first], "valid": self.inputs[first:second], "test": self.inputs[second:]}[name]
+
+
+def uniform(count: int, low: Tensor, high: Tensor, generator: torch.Generator) -> Tensor:
+    """(count, d) points of the box between low and high, both (d,)."""
+    share = torch.rand(count, len(low), generator=generator, dtype=low.dtype, device=generator.device)
+    return low + (high - low) * share

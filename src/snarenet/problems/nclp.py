@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Linear
-from snarenet.problems.base import Problem
+from snarenet.problems.base import uniform
+from snarenet.problems.separable import Separable
 
 
-class NCLP(Problem):
+class NCLP(Separable):
     """The family above; Q is diagonal."""
-
-    q: Tensor
-    p: Tensor
 
     def __init__(
         self, size: int = 100, inequalities: int = 50, equalities: int = 50, instances: int = 10_000, seed: int = 2025
@@ -32,9 +30,9 @@ class NCLP(Problem):
         A, C = draw.normal(0, 1, (inequalities, size)), draw.normal(0, 1, (equalities, size))
         b = np.abs(A @ np.linalg.pinv(C)).sum(1)
         inputs = draw.uniform(-1, 1, (instances, equalities))
-        for name, array in {"q": q, "p": p, "inputs": inputs}.items():
-            self.register_buffer(name, torch.from_numpy(array))
+        self.store(inputs, square=q, sine=p)
         self.constraints = Linear(A, upper=b) & Linear(C, equals=lambda x: x)
 
-    def objective(self, y: Tensor, x: Tensor) -> Tensor:
-        return (0.5 * self.q * y.square() + self.p * y.sin()).sum(1)
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        side = torch.ones_like(self.inputs[0])
+        return uniform(count, -side, side, generator)

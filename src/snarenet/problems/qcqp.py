@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Linear, Quadratic
-from snarenet.problems.base import Problem
+from snarenet.problems.base import uniform
+from snarenet.problems.separable import Separable
 
 
-class QCQP(Problem):
+class QCQP(Separable):
     """The family above; Q is diagonal."""
-
-    q: Tensor
-    p: Tensor
 
     def __init__(
         self,
@@ -43,9 +41,10 @@ class QCQP(Problem):
         radius = np.linalg.norm(inputs, axis=1).max()
         bend = np.linalg.norm(np.einsum("ji,mj,jk->mik", right, H, right), ord=2, axis=(1, 2))
         h = bend * radius**2 + np.linalg.norm(G @ right, axis=1) * radius + 0.1
-        for name, array in {"q": q, "p": p, "inputs": inputs}.items():
-            self.register_buffer(name, torch.from_numpy(array))
+        self.store(inputs, square=q, linear=p)
+        self.convex = curvature[0] >= 0
         self.constraints = Quadratic(H, G, upper=h) & Linear(A, equals=lambda x: x)
 
-    def objective(self, y: Tensor, x: Tensor) -> Tensor:
-        return (0.5 * self.q * y.square() + self.p * y).sum(1)
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        side = 0.5 * torch.ones_like(self.inputs[0])
+        return uniform(count, -side, side, generator)

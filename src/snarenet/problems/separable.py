@@ -1,0 +1,26 @@
+"""Objectives that are a sum over the entries of y, as both optimisation families of the paper have them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snarenet.problems.base import Problem
+
+
+class Separable(Problem):
+    r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j$, so that a reference solver can be told all about it."""
+
+    square: Tensor
+    linear: Tensor
+    sine: Tensor
+
+    def store(self, inputs: np.ndarray, **terms: np.ndarray) -> None:
+        """Keep the data: the inputs, and the coefficients `square`, `linear` and `sine` (0 unless given), each (n,)."""
+        self.register_buffer("inputs", torch.from_numpy(inputs))
+        for name in ("square", "linear", "sine"):
+            self.register_buffer(name, torch.from_numpy(terms.get(name, np.zeros(self.size))))
+
+    def objective(self, y: Tensor, x: Tensor) -> Tensor:
+        return (0.5 * self.square * y.square() + self.linear * y + self.sine * y.sin()).sum(1)
