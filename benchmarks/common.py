@@ -51,7 +51,7 @@ def textbook(
         def jacobian(y: Tensor) -> Tensor:
             return rows.expand(len(y), -1, -1)
 
-    _, lower, upper = problem.constraints.at(y.detach(), x)
+    _, lower, upper, *_ = problem.constraints.at(y.detach(), x)
     return textbook_repair(
         value, jacobian, lower, upper, y, damping=lambda k: damping, tol=tol, max_steps=max_steps, per_sample=False
     )

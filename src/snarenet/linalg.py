@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from snarenet.constraints.data import tracing
 from snarenet.constraints.maps import Map
 
 _TRANSFER_BYTES = 2**28  # memory for the cached transfer matrices of one spectrum
@@ -254,7 +255,7 @@ class Dual(System):
 
     def _solve(self, rhs: Tensor) -> Tensor:
         if self.factor is not None:
-            return torch.cholesky_solve(rhs.unsqueeze(-1), self.factor).squeeze(-1)
+            return cholesky_solve(self.factor, rhs)
         assert self.krylov is not None
         return self.krylov.solve(
             lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal
@@ -302,7 +303,7 @@ class Primal(System):
 
     def _solve(self, v: Tensor) -> Tensor:
         assert self.factor is not None
-        return torch.cholesky_solve(v.unsqueeze(-1), self.factor).squeeze(-1)
+        return cholesky_solve(self.factor, v)
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
         d = self._solve(self.map.vjp(self.y, residual * self.inverse))
@@ -316,7 +317,7 @@ class Primal(System):
 def cholesky(matrix: Tensor) -> Tensor:
     """The Cholesky factor; a matrix singular to working precision gets the smallest shift that makes it regular."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    if torch.compiler.is_compiling():
+    if tracing():
         return factor
     shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
     while bool((info > 0).any()) and shift < 1:
@@ -324,3 +325,12 @@ def cholesky(matrix: Tensor) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed((shift * diagonal).expand(matrix.shape[:-1])))
         shift *= 100
     return factor
+
+
+def cholesky_solve(factor: Tensor, rhs: Tensor) -> Tensor:
+    """The solution (B, m) of L L' w = rhs for the factor L (B, m, m)."""
+    column = rhs.unsqueeze(-1)
+    if factor.is_cuda:  # torch.cholesky_solve waits for the device there, and cannot be recorded
+        column = torch.linalg.solve_triangular(factor, column, upper=False)
+        return torch.linalg.solve_triangular(factor.mT, column, upper=True).squeeze(-1)
+    return torch.cholesky_solve(column, factor).squeeze(-1)

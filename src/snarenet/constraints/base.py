@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Memo, cast, check_inputs, check_shape, describe
 from snarenet.constraints.maps import FunctionMap, Map
 
@@ -26,15 +27,20 @@ def largest(r: Tensor) -> Tensor:
 
 
 class Instance(NamedTuple):
-    """The constraints of one batch: g with x filled in, and the bounds, both (B, rows)."""
+    """The constraints of one batch: g with x filled in, the bounds, both (B, rows), and which parts are equalities.
+
+    `equal` has an entry for each part of a stack, true where the set was given as equalities: known without a look at
+    the bounds.
+    """
 
     map: Map
     lower: Tensor
     upper: Tensor
+    equal: tuple[bool, ...] = (False,)
 
     def select(self, index: Tensor) -> Instance:
         """The constraints of some of the samples."""
-        return Instance(self.map.select(index), self.lower[index], self.upper[index])
+        return Instance(self.map.select(index), self.lower[index], self.upper[index], self.equal)
 
 
 class Constraints(nn.Module, ABC):
@@ -120,7 +126,9 @@ class Constraints(nn.Module, ABC):
     def _instance(self, y: Tensor, map: Map, x: Any) -> Instance:
         lower, upper = self.bounds(x)
         shape = (y.shape[0], map.rows)
-        return Instance(map, _expand("lower", lower, shape, y), _expand("upper", upper, shape, y))
+        limit = getattr(self, "limit", None)
+        equal = isinstance(limit, Bounds) and limit.equal
+        return Instance(map, _expand("lower", lower, shape, y), _expand("upper", upper, shape, y), (equal,))
 
 
 def _expand(name: str, bound: Tensor, shape: tuple[int, int], y: Tensor) -> Tensor:

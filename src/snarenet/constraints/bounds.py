@@ -31,6 +31,11 @@ class Bounds(nn.Module):
         if self.fixed:
             self._check(*(getattr(self, name) for name in self.names))
 
+    @property
+    def equal(self) -> bool:
+        """Were equalities asked for?"""
+        return self.names == ("equals",)
+
     def at(self, x: Any) -> tuple[Tensor, Tensor]:
         """(lower, upper) at x."""
         bounds = tuple(recall(self, name, x) for name in self.names)
@@ -57,7 +62,7 @@ class Bounds(nn.Module):
             raise ValueError(f"expected bounds with {rows} entries, as many as `{name}` has rows, but got {self.rows}")
 
     def _check(self, *bounds: Tensor) -> None:
-        if self.names == ("equals",):
+        if self.equal:
             check_finite("equals", bounds[0])
         else:
             check_ordered(*bounds)

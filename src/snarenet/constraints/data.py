@@ -22,6 +22,13 @@ from torch.utils._pytree import (
 Datum = float | Sequence[Any] | np.ndarray[Any, Any] | Tensor | Callable[[Any], Any]
 
 
+def tracing() -> bool:
+    """Is this call compiled, exported or recorded into a CUDA graph, so that it must not look at values?"""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def describe(value: object) -> str:
     """What came, for an error message: the shape of a tensor, else the type."""
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -57,14 +64,14 @@ def check_shape(name: str, value: Tensor, *shapes: tuple[int | str, ...]) -> Non
 
 def check_finite(name: str, value: Tensor) -> Tensor:
     """`value`, unless it holds NaN or infinity."""
-    if not torch.compiler.is_compiling() and not bool(value.isfinite().all()):
+    if not tracing() and not bool(value.isfinite().all()):
         raise ValueError(f"`{name}` must be finite, but it holds NaN or infinity")
     return value
 
 
 def check_ordered(lower: Tensor, upper: Tensor) -> None:
     """Raise unless `lower` <= `upper` everywhere, both numbers, with lower < inf and upper > -inf."""
-    if torch.compiler.is_compiling():
+    if tracing():
         return
     for name, bound, wrong in (("lower", lower, torch.inf), ("upper", upper, -torch.inf)):
         if bool((bound.isnan() | (bound == wrong)).any()):

@@ -37,8 +37,9 @@ class Stack(Constraints):
         return lower, upper
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
-        maps, lowers, uppers = zip(*(part.at(y, x) for part in self.parts), strict=True)
-        return Instance(StackedMap(maps), torch.cat(lowers, 1), torch.cat(uppers, 1))
+        parts = [part.at(y, x) for part in self.parts]
+        lower, upper = torch.cat([part.lower for part in parts], 1), torch.cat([part.upper for part in parts], 1)
+        return Instance(StackedMap([part.map for part in parts]), lower, upper, sum((part.equal for part in parts), ()))
 
     @property
     def constant_rows(self) -> Tensor:

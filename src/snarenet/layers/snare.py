@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
+from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
 from snarenet.solution import RepairError, RepairWarning, Solution
@@ -105,7 +106,7 @@ class SnareLayer(nn.Module):
             store_factors=self.store_factors,
             dtype=self.dtype,
         )
-        if self.on_failure != "ignore" and not torch.compiler.is_compiling() and not bool(solution.converged.all()):
+        if self.on_failure != "ignore" and not tracing() and not bool(solution.converged.all()):
             self._report(solution)
         return solution
 

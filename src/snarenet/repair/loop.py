@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.constraints.data import without_grad
+from snarenet.constraints.data import tracing, without_grad
 from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
@@ -87,7 +87,7 @@ def repair(
         return _Outcome(value, status, steps, violation)
 
     out = attempt(instance, start, finite, damping, rows)
-    if rescue and (damping, rows) != (Adaptive(), "active") and not torch.compiler.is_compiling():
+    if rescue and (damping, rows) != (Adaptive(), "active") and not tracing():
         failed = ((out.status != _CONVERGED) & finite).nonzero().squeeze(1)
         if len(failed):
             again = attempt(instance.select(failed), start[failed], finite[failed], Adaptive(), "active")
@@ -160,7 +160,7 @@ class _Repair(torch.autograd.Function):
         tape = Tape(bounds=lower.requires_grad or upper.requires_grad)
         value, status, steps = _iterate(job, y, lower, upper, tape)
         ctx.space, ctx.tape, ctx.tensors = job.space, tape, tensors
-        ctx.failures = not torch.compiler.is_compiling() and bool((status != _CONVERGED).any())
+        ctx.failures = not tracing() and bool((status != _CONVERGED).any())
         ctx.save_for_backward(y, *tensors)  # so that autograd notices when one of them is overwritten
         ctx.mark_non_differentiable(status, steps)
         return value, status, steps
@@ -211,10 +211,10 @@ class _Live(NamedTuple):
 def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None = None) -> tuple[Tensor, ...]:
     """Run the loop: (value, status, steps). Each step is written to `tape`, if there is one.
 
-    In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled loop cannot choose:
-    it takes all `max_steps` steps and freezes the samples that have stopped.
+    In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled or recorded loop
+    cannot choose: it takes all `max_steps` steps and freezes the samples that have stopped.
     """
-    damping, eager = job.damping, not torch.compiler.is_compiling()
+    damping, eager = job.damping, not tracing()
     tol = max(job.tol / 2, job.tol - job.space.slack)
     position = job.space.start(y)
     r = residual(job.space.value(position), lower, upper)
@@ -301,7 +301,7 @@ def _strictness(scales: Tensor, tol: float) -> Tensor | None:
     """
     finest = max(1e-3, min(1.0, 256 * torch.finfo(scales.dtype).eps / tol)) if tol else 1.0
     factors = 1 / scales.sqrt().clamp(finest, 1.0)
-    if not torch.compiler.is_compiling() and bool((factors == 1).all()):
+    if not tracing() and bool((factors == 1).all()):
         return None
     return factors
 

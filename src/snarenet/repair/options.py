@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Instance
-from snarenet.constraints.data import check_shape
+from snarenet.constraints.data import check_shape, tracing
 from snarenet.linalg import ConjugateGradients
 
 Rows = Literal["auto", "all", "active"]
@@ -52,7 +52,8 @@ def relaxed(instance: Instance, relax: float | Tensor) -> Instance:
         batch, rows = instance.lower.shape
         if relax.ndim:
             check_shape("relax", relax, (rows,), (batch, rows))
-        if not torch.compiler.is_compiling() and not bool((relax >= 0).all()):
+        if not tracing() and not bool((relax >= 0).all()):
             raise ValueError("`relax` must be >= 0 everywhere")
         relax = relax.to(instance.lower)
-    return Instance(instance.map, instance.lower - relax, instance.upper + relax)
+    equal = (False,) * len(instance.equal)  # a widened equality is none
+    return Instance(instance.map, instance.lower - relax, instance.upper + relax, equal)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance, Linear, Stack
-from snarenet.constraints.data import Memo, without_grad
+from snarenet.constraints.data import Memo, tracing, without_grad
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
 from snarenet.linalg import ConjugateGradients, Spectrum
 from snarenet.repair.options import Rows
@@ -57,9 +57,18 @@ def choose_space(
     space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(room))
     if first + rest == everything:
         return space, instance.lower, instance.upper
-    offsets = [sum(part.rows for part in parts[:i]) for i in everything]
-    order = torch.tensor([offsets[i] + j for i in first + rest for j in range(parts[i].rows)], device=y.device)
+    order = memo.get(
+        ("order", *first, *rest, *(part.rows for part in parts), y.device),
+        (),
+        lambda: _order(parts, first + rest, y.device),
+    )
     return space, instance.lower[:, order], instance.upper[:, order]
+
+
+def _order(parts: Sequence[Map], sequence: list[int], device: torch.device) -> Tensor:
+    """Where the rows of the parts, taken in another sequence, stand in the given one."""
+    offsets = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
+    return torch.tensor([offsets[i] + j for i in sequence for j in range(parts[i].rows)], device=device)
 
 
 def is_constant(part: Map) -> bool:
@@ -75,8 +84,11 @@ def _eliminable(instance: Instance, parts: Sequence[Map], active: bool) -> list[
     constant = [i for i, part in enumerate(parts) if is_constant(part)]
     if not active:
         return constant
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # a decomposition cannot be traced
         return []
+    equal = [i for i in constant if instance.equal[i]]
+    if tracing() or equal == constant:
+        return equal
     pinned = (instance.lower == instance.upper).all(0).split([part.rows for part in parts])
     return [i for i in constant if bool(pinned[i].all())]
 
