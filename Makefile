@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.
 
 .PHONY: demo test lint bench clean
 
-demo: $(VENV)/.plots
+demo: $(VENV)/.plots $(VENV)/.solvers
 	$(BIN)/snarenet demo
 
 test: $(VENV)/.test

@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import snarenet as sn
-from snarenet.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,32 +43,6 @@ def test_import_layers() -> None:
     from importlinter.cli import lint_imports
 
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == 0
-
-
-def test_demo_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["demo", "--instances", "30", "--out", str(tmp_path / "deep" / "er")])
-    printed = capsys.readouterr().out
-    assert "two disks" in printed
-    assert "NCLP" in printed
-    figure = tmp_path / "deep" / "er" / "two_disks.png"
-    assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_without_matplotlib_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    main(["demo", "--instances", "5", "--out", str(tmp_path)])
-    assert "snarenet[plots]" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_commands_and_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["dmo"], ["demo", "--instancs", "3"]):
-        with pytest.raises(SystemExit) as stop:
-            main(wrong)
-        assert stop.value.code == 2
-    assert "instances" in capsys.readouterr().err
 
 
 def test_module_runs_as_a_program() -> None:

@@ -11,6 +11,7 @@ from snarenet.model import MLP, ConstrainedModel
 from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.repair import repair
 from snarenet.solution import RepairError, RepairWarning, Solution, Status
+from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate, load_model
 
 try:
     __version__ = version("snarenet")
@@ -32,10 +33,16 @@ __all__ = [
     "Quadratic",
     "RepairError",
     "RepairWarning",
+    "Run",
+    "RunError",
     "SnareLayer",
     "Solution",
     "Stack",
     "Status",
+    "TrainConfig",
+    "Trainer",
+    "evaluate",
+    "load_model",
     "problems",
     "repair",
 ]

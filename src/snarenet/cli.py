@@ -1,83 +1,215 @@
-"""The command line; rich and tyro are imported only here."""
+"""The command line: `snarenet demo | train | evaluate | report`. tyro is imported only here."""
 
 from __future__ import annotations
 
-import time
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+from rich.progress import Progress
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from snarenet.constraints import Constraints, Nonlinear
-from snarenet.layers import SnareLayer
-from snarenet.problems import load
+from snarenet.problems import Problem, load, names
+from snarenet.problems.base import Split
+from snarenet.reference import Reference, solve
 from snarenet.repair import repair
 from snarenet.report.figures import draw_repair_paths
+from snarenet.report.page import write_report
+from snarenet.report.tables import evaluation_table
+from snarenet.training import Run, RunError, TrainConfig, Trainer, default_folder, evaluate
+from snarenet.training import tensorboard as write_tensorboard
+
+Engine = Annotated[
+    Literal["ipopt", "clarabel", "slsqp", "gurobi", "none"], arg(help="reference solver; none for no gap")
+]
+_NO_SIZES: dict[str, int] = {}
+Device = Annotated[str, arg(help="where to train: auto, cpu, cuda, cuda:1 ...")]
+
+
+def train(
+    problem: Annotated[Positional[str], arg(help=f"one of {', '.join(names())}")],
+    config: OmitArgPrefixes[TrainConfig],
+    recipe: Annotated[Literal["best", "paper"], arg(help="defaults of the options below")] = "best",
+    out: Annotated[Path | None, arg(help="run folder; runs/PROBLEM-TIME unless given")] = None,
+    resume: Annotated[Path | None, arg(help="go on with the run in this folder")] = None,
+    sizes: Annotated[
+        dict[str, int], arg(help="sizes of the problem, as in: --sizes inequalities 100 box 2")
+    ] = _NO_SIZES,
+    engine: Engine = "ipopt",
+    device: Device = "auto",
+    tensorboard: Annotated[bool, arg(help="also write metrics for TensorBoard to RUN/tensorboard")] = False,
+) -> None:
+    """Train a model on a problem, then evaluate it on the test instances.
+
+    A run that was stopped goes on with `--resume FOLDER` and the same options.
+    """
+    family = _load(problem, sizes, device)
+    folder = resume or out or default_folder(family)
+    callbacks = [write_tensorboard(folder / "tensorboard")] if tensorboard else []
+    trainer = Trainer(config, folder, callbacks=callbacks, reference=_objective(_reference(family, "valid", engine)))
+    try:
+        run = trainer.fit(config.build(family), family, resume)
+    except KeyboardInterrupt:
+        raise RunError(f"stopped; go on with the same command and --resume {folder}") from None
+    if _leads():
+        _evaluate(run, family, "test", config.test_tol, engine)
+        _say(f"The run is in {run.path}; draw it with: snarenet report {run.path}")
+
+
+def evaluate_run(
+    run: Annotated[Positional[Path], arg(help="run folder")],
+    tol: Annotated[float | None, arg(help="tolerance of the repair; that of the run unless given")] = None,
+    split: Annotated[Literal["train", "valid", "test"], arg(help="which instances")] = "test",
+    engine: Engine = "ipopt",
+    device: Device = "auto",
+) -> None:
+    """Evaluate a trained model at any tolerance, next to a reference solver."""
+    opened = Run.open(run)
+    problem = opened.load_problem().to(_device(device))
+    _evaluate(opened, problem, split, opened.config.test_tol if tol is None else tol, engine)
+
+
+def report(run: Annotated[Positional[Path], arg(help="run folder")]) -> None:
+    """Draw a run: one HTML page with figures and numbers."""
+    Run.open(run)
+    _say(f"The report is {write_report(run)}")
 
 
 def demo(
-    out: Annotated[Path, tyro.conf.arg(help="folder for the figure")] = Path("demo"),
-    instances: Annotated[int, tyro.conf.arg(help="how many NCLP instances to repair")] = 1000,
-    seed: Annotated[int, tyro.conf.arg(help="seed of the random predictions")] = 0,
+    out: Annotated[Path, arg(help="folder for the run, its report and the figure")] = Path("demo"),
+    epochs: Annotated[int, arg(help="epochs of training")] = 60,
+    sizes: Annotated[dict[str, int], arg(help="sizes of the NCLP problem")] = _NO_SIZES,
+    seed: Annotated[int, arg(help="seed of training and of the random predictions")] = 0,
 ) -> None:
-    """Repair random predictions onto two sets, and draw the repair of one of them.
+    """Draw a repair on two disks; train NCLP, compare it with IPOPT, and write a report.
 
-    The sets are the paper's Example 1, the intersection of two disks, and the feasible sets of random NCLP instances:
-    50 linear inequalities and 50 equalities on 100 variables.
+    NCLP has 100 variables, 50 linear inequalities, 50 equalities and a non-convex objective: the paper's first problem.
     """
-    generator = torch.Generator().manual_seed(seed)
-    disks, nclp = two_disks(), load("nclp")
-    predictions = 2 * torch.randn(instances, 2, generator=generator, dtype=torch.float64)
-    table = Table(title="Random predictions, repaired to 1e-8")
-    for heading in ("constraints", "samples", "violation before", "after", "steps (most)", "per sample"):
-        table.add_column(heading, justify="left" if heading == "constraints" else "right")
-    table.add_row("two disks", *_measure(disks, predictions))
-    x = nclp.inputs[:instances]
-    y = torch.randn(len(x), nclp.size, generator=generator, dtype=torch.float64)
-    table.add_row("NCLP", *_measure(nclp.constraints, y, x))
-    console = Console()
-    console.print(table)
-    file = out / "two_disks.png"
-    try:
-        paths = torch.stack([repair(disks, predictions[:24], max_steps=k).value for k in range(25)])
-        draw_repair_paths(disks, paths, file, "Repair onto the intersection of two disks")
-    except ImportError as error:
-        console.print(f"No figure: {error}", markup=False)
-    else:
-        console.print(f"The repair paths on the two disks are drawn in {file}", markup=False)
+    figure = draw_demo(out / "two_disks.png", seed)
+    run_folder = _unused(out / "nclp")
+    problem = _load("nclp", sizes, "cpu")
+    config = TrainConfig.recipe("best", "nclp", epochs=epochs, seed=seed)
+    trainer = Trainer(config, run_folder, reference=_objective(_reference(problem, "valid", "ipopt")))
+    run = trainer.fit(config.build(problem), problem)
+    _evaluate(run, problem, "test", config.test_tol, "ipopt")
+    _say(f"How a repair moves: {figure}")
+    _say(f"The report is {write_report(run.path)}")
 
 
-def two_disks() -> Constraints:
-    """Example 1 of the paper: disks of radius 3/2 around (-1, 0) and (1, 0)."""
-    return Nonlinear(
+def draw_demo(file: Path, seed: int) -> Path:
+    """Draw random predictions and their repairs onto Example 1 of the paper, two disks of radius 3/2."""
+    disks: Constraints = Nonlinear(
         lambda y, x: torch.stack([(y[:, 0] + 1) ** 2 + y[:, 1] ** 2, (y[:, 0] - 1) ** 2 + y[:, 1] ** 2], 1),
         rows=2,
         upper=2.25,
     )
+    predictions = 2 * torch.randn(24, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    paths = torch.stack([repair(disks, predictions, max_steps=k).value for k in range(25)])
+    draw_repair_paths(disks, paths, file, "Repair onto the intersection of two disks")
+    return file
 
 
-def _measure(constraints: Constraints, y: Tensor, x: Any = None) -> tuple[str, ...]:
-    """A row of the table: samples, violation before and after, steps, time per sample."""
-    layer = SnareLayer(constraints)
-    layer.solve(y, x)  # warm up
-    begin = time.perf_counter()
-    solution = layer.solve(y, x)
-    seconds = time.perf_counter() - begin
-    return (
-        str(len(y)),
-        f"{constraints.violation(y, x).max():.1e}",
-        f"{solution.violation.max():.1e}",
-        f"{int(solution.steps.median())} ({int(solution.steps.max())})",
-        f"{1e6 * seconds / max(len(y), 1):.0f} µs",
+def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str) -> None:
+    """Evaluate the run's model, keep and print what was found."""
+    model = run.load_model(problem)
+    reference = _reference(problem, split, engine)
+    seconds = None if reference is None else reference.seconds.double().mean().item()
+    found = evaluate(
+        model,
+        problem,
+        split,
+        tol=tol,
+        reference=_objective(reference),
+        reference_seconds=seconds,
+        engine=None if reference is None else engine,
     )
+    run.write_json("evaluation.json", found.summary)
+    run.write_arrays("evaluation.npz", found.arrays)
+    Console().print(evaluation_table([(problem.name, found.summary)]))
+
+
+def _leads() -> bool:
+    """Is this the only process, or the first that torchrun started?"""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _load(name: str, sizes: dict[str, int], device: str) -> Problem:
+    return load(name, **sizes).to(_device(device))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"`device` {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def _reference(problem: Problem, split: Split, engine: str) -> Reference | None:
+    """Optimal values of a split, with a progress bar; None where there is no solver for the problem."""
+    if engine == "none" or problem.name == "cbf" or not _leads():  # a control policy has no instance to solve
+        return None
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"{engine}, {split} instances")
+        try:
+            return solve(
+                problem, problem.split(split), engine, progress=lambda k, n: bar.update(task, completed=k, total=n)
+            )
+        except ImportError as error:
+            _say(f"No optimality gap: {error}", error=True)
+            return None
+
+
+def _objective(reference: Reference | None) -> torch.Tensor | None:
+    return None if reference is None else reference.objective
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or folder-2, folder-3 ... if it is taken: nothing that a user made is overwritten."""
+    k, free = 1, folder
+    while free.exists():
+        k += 1
+        free = folder.with_name(f"{folder.name}-{k}")
+    return free
+
+
+def _say(sentence: str, error: bool = False) -> None:
+    Console(stderr=error).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the arguments name."""
-    tyro.extras.subcommand_cli_from_dict(
-        {"demo": demo}, prog="snarenet", description="Neural networks that obey hard constraints.", args=arguments
-    )
+    """Run the command that the arguments name; what a user did wrong is said in a sentence, with exit code 1."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = {"demo": demo, "train": _with_defaults(arguments), "evaluate": evaluate_run, "report": report}
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands, prog="snarenet", description="Neural networks that obey hard constraints.", args=arguments
+        )
+    except KeyboardInterrupt:
+        _say("snarenet: stopped", error=True)
+        raise SystemExit(130) from None
+    except (RunError, ValueError, ImportError, OSError) as error:
+        _say(f"snarenet: {error}", error=True)
+        raise SystemExit(1) from None
+
+
+def _with_defaults(arguments: list[str]) -> Callable[..., None]:
+    """`train` with the defaults of the recipe and problem that the arguments name, so that --help shows them."""
+    glance = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    glance.add_argument("--recipe", choices=["best", "paper"], default="best")
+    glance.add_argument("names", nargs="*")
+    try:
+        seen = glance.parse_known_args(arguments)[0]
+    except (SystemExit, argparse.ArgumentError):
+        seen = argparse.Namespace(recipe="best", names=[])
+    problem = next((name for name in seen.names[1:] if name in names()), "")
+    return partial(train, config=TrainConfig.recipe(seen.recipe, problem))

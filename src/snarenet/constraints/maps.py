@@ -76,6 +76,10 @@ class Map(ABC):
         """The map of the samples `index` only."""
         return self
 
+    def detached(self, leaves: dict[int, Tensor]) -> Map:
+        """The same map on tensors without a history, so that a pullback does not walk it; see `cut`."""
+        return self
+
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in `wanted`; pairs are (a_j, t_j)."""
         with torch.enable_grad():
@@ -97,6 +101,13 @@ def gradients(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
     if not total.requires_grad:
         return [None] * len(inputs)
     return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True))
+
+
+def cut(tensor: Tensor, leaves: dict[int, Tensor]) -> Tensor:
+    """The tensor itself, or, if it needs a gradient, a leaf in its place: `leaves` has one for every id."""
+    if not tensor.requires_grad:
+        return tensor
+    return leaves.setdefault(id(tensor), tensor.detach().requires_grad_())
 
 
 def _needing_grad(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -131,6 +142,9 @@ class LinearMap(Map):
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return _needing_grad(self.A)
+
+    def detached(self, leaves: dict[int, Tensor]) -> LinearMap:
+        return LinearMap(cut(self.A, leaves))
 
     def select(self, index: Tensor) -> LinearMap:
         return self if self.A.ndim == 2 else LinearMap(self.A[index])
@@ -210,6 +224,9 @@ class QuadraticMap(Map):
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return _needing_grad(self.H, self.G)
+
+    def detached(self, leaves: dict[int, Tensor]) -> QuadraticMap:
+        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal)
 
     def select(self, index: Tensor) -> QuadraticMap:
         shared = 2 if self.diagonal else 3
@@ -302,6 +319,10 @@ class FunctionMap(Map):
                 reached += [t for t in _leaves(inside.jacobian(y.detach())) if all(t is not s for s in reached)]
         return (*(t for t in tree_leaves(self.x) if isinstance(t, Tensor) and t.requires_grad), *reached)
 
+    def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
+        x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
+        return FunctionMap(self.fn, x, self.rows, self.given_jacobian)
+
     def select(self, index: Tensor) -> FunctionMap:
         return FunctionMap(self.fn, select_inputs(self.x, index), self.rows, self.given_jacobian)
 
@@ -375,7 +396,11 @@ class StackedMap(Map):
         return _join([part.row_norms(y) for part in self.parts], y.new_empty(y.shape[0], 0))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
-        return tuple(t for part in self.parts for t in part.tensors(y))
+        found = {id(t): t for part in self.parts for t in part.tensors(y)}  # parts may share one
+        return tuple(found.values())
+
+    def detached(self, leaves: dict[int, Tensor]) -> StackedMap:
+        return StackedMap([part.detached(leaves) for part in self.parts])
 
     def select(self, index: Tensor) -> StackedMap:
         return StackedMap([part.select(index) for part in self.parts])

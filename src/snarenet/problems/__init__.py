@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from snarenet.problems.base import Outcome, Problem
+from snarenet.problems.cbf import CBF
 from snarenet.problems.nclp import NCLP
 from snarenet.problems.qcqp import QCQP
 
-__all__ = ["NCLP", "QCQP", "Outcome", "Problem", "load", "names"]
+__all__ = ["CBF", "NCLP", "QCQP", "Outcome", "Problem", "load", "names"]
 
 _FAMILIES: dict[str, Callable[..., Problem]] = {
     "nclp": NCLP,
@@ -19,6 +20,7 @@ _FAMILIES: dict[str, Callable[..., Problem]] = {
     "ncqcqp": partial(QCQP, curvature=(-0.05, 0.1)),  # at the paper's level of the objective
     "ncqcqp-fast": partial(QCQP, curvature=(-0.02, 0.1), equalities=20),  # closest to the paper's step counts
     "ncqcqp-hard": partial(QCQP, curvature=(-1.0, 1.0)),  # several local optima
+    "cbf": CBF,  # a control policy; box=2 for the second box of initial states
 }
 
 

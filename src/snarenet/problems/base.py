@@ -58,6 +58,7 @@ class Problem(nn.Module, ABC):
         inputs: (N, d) all inputs x, in float64; split contiguously into training, validation and test instances.
         size: the n of a solution y.
         convex: is every instance a convex problem?
+        starts: from how many points a reference solver should start, to find the best of several local optima.
         name: the name that `problems.load` knows the family by, with `sizes` as arguments; "" for a user's own.
     """
 
@@ -65,6 +66,7 @@ class Problem(nn.Module, ABC):
     inputs: Tensor
     size: int
     convex: bool = False
+    starts: int = 8
     name: str = ""
     sizes: dict[str, Any]
 

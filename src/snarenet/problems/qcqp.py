@@ -43,6 +43,9 @@ class QCQP(Separable):
         h = bend * radius**2 + np.linalg.norm(G @ right, axis=1) * radius + 0.1
         self.store(inputs, square=q, linear=p)
         self.convex = curvature[0] >= 0
+        # `ncqcqp`: eight are more than enough. `ncqcqp-hard`: one misses the best of 32 in 23 % of the instances, eight
+        # in 12 %, sixteen in 7 %.
+        self.starts = 1 if self.convex else 8
         self.constraints = Quadratic(H, G, upper=h) & Linear(A, equals=lambda x: x)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:

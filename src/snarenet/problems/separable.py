@@ -10,7 +10,7 @@ from snarenet.problems.base import Problem
 
 
 class Separable(Problem):
-    r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j$, so that a reference solver can be told all about it."""
+    r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j$, all of which a reference solver can be told."""
 
     square: Tensor
     linear: Tensor

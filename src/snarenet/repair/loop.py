@@ -157,9 +157,10 @@ class _Repair(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: _Job, y: Tensor, lower: Tensor, upper: Tensor, *tensors: Tensor) -> Any:
-        tape = Tape(bounds=lower.requires_grad or upper.requires_grad)
+        tape, leaves = Tape(bounds=lower.requires_grad or upper.requires_grad), {}
+        job = job._replace(space=job.space.detached(leaves))
         value, status, steps = _iterate(job, y, lower, upper, tape)
-        ctx.space, ctx.tape, ctx.tensors = job.space, tape, tensors
+        ctx.space, ctx.tape, ctx.tensors = job.space, tape, tuple(leaves.get(id(t), t) for t in tensors)
         ctx.failures = not tracing() and bool((status != _CONVERGED).any())
         ctx.save_for_backward(y, *tensors)  # so that autograd notices when one of them is overwritten
         ctx.mark_non_differentiable(status, steps)

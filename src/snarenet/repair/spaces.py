@@ -81,6 +81,10 @@ class Space(ABC):
         """The tensors inside g that need a gradient."""
         return ()
 
+    def detached(self, leaves: dict[int, Tensor]) -> Space:
+        """The same space on tensors without a history; see `constraints.maps.cut`."""
+        return self
+
     @abstractmethod
     def pull_start(self, v: Tensor) -> Tensor:
         """The cotangent of the last position, from that of the output, v (B, n)."""
@@ -218,7 +222,12 @@ class OutputSpace(Space):
 
     def select(self, keep: Tensor) -> OutputSpace:
         eliminated = None if self.eliminated is None else self.eliminated.select(keep)
-        others, scale = self.others.select(keep), self.scale[keep]
+        return self._with(eliminated, self.others.select(keep), self.scale[keep])
+
+    def detached(self, leaves: dict[int, Tensor]) -> OutputSpace:
+        return self._with(self.eliminated, self.others.detached(leaves), self.scale)
+
+    def _with(self, eliminated: Map | None, others: Map, scale: Tensor) -> OutputSpace:
         return OutputSpace(
             eliminated, self.spectrum, others, scale, self.scale_fn, self.active, self.krylov, self.budget
         )

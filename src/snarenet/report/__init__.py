@@ -1,1 +1,6 @@
-"""Figures and tables of results."""
+"""Figures, tables and the page of results."""
+
+from snarenet.report.page import write_report
+from snarenet.report.tables import evaluation_table, sentence
+
+__all__ = ["evaluation_table", "sentence", "write_report"]

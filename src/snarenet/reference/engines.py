@@ -1,0 +1,220 @@
+r"""The solvers behind one interface: `ENGINES[name](program)(start, lower, upper)` is the y that the solver ends with.
+
+Whether that y is a solution is not asked here; `Program` checks every engine's answer in the same way. Each engine is
+told to go well below the tolerances of that check, to print nothing, and to use one thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from snarenet.reference.program import VIOLATION, Array, Program, Rows, Structured, need
+
+
+class Engine(ABC):
+    """A solver set up for one program, to be called for one instance after another.
+
+    Attributes:
+        structured: does it read a `Structured` program, or make do with values and derivatives?
+        convex: does it solve convex problems only?
+        options: what the solver is told.
+    """
+
+    structured: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def __init__(self, program: Any) -> None: ...
+
+    @abstractmethod
+    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
+        """The last iterate (n,) from `start`; NaN where the solver gives none."""
+
+
+class Ipopt(Engine):
+    """The interior-point method IPOPT, with exact second derivatives from CasADi; finds local optima."""
+
+    options: ClassVar[Mapping[str, Any]] = {
+        "tol": 1e-10,
+        "bound_relax_factor": 0.0,  # else it widens the bounds by 1e-8, and is better than optimal
+        "max_iter": 1000,
+        "print_level": 0,
+        "sb": "yes",
+    }
+
+    def __init__(self, program: Structured) -> None:
+        ca = need("casadi")
+        y = ca.MX.sym("y", program.size)
+        f = ca.dot(0.5 * program.square, y * y) + ca.dot(program.slope, y) + ca.dot(program.sine, ca.sin(y))
+        g = ca.vertcat(*(self._rows(ca, block, y) for block in program.blocks))
+        settings = {f"ipopt.{name}": value for name, value in self.options.items()}
+        self.solver = ca.nlpsol("reference", "ipopt", {"x": y, "f": f, "g": g}, {"print_time": False, **settings})
+
+    @staticmethod
+    def _rows(ca: Any, block: Rows, y: Any) -> Any:
+        linear = ca.mtimes(ca.DM(block.G), y)
+        if block.H is None:
+            return linear
+        if block.H.ndim == 2:
+            return linear + ca.mtimes(ca.DM(block.H), y * y)
+        return linear + ca.vertcat(*(ca.bilin(ca.DM(H), y, y) for H in block.H))
+
+    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
+        return np.array(self.solver(x0=start, lbg=lower, ubg=upper)["x"]).ravel()
+
+
+class Clarabel(Engine):
+    r"""The conic interior-point method Clarabel; the optimum of a convex problem, wherever it starts.
+
+    Diagonal rows become linear in y and $s_j \ge y_j^2$, n small cones $\| (s_j - 1, 2 y_j) \| \le s_j + 1$. A row
+    $y^\top F^\top F y + G y \le h$ with a whole matrix is one cone $\| (t - 1, 2 F y) \| \le t + 1$, $t = h - G y$.
+    A lower bound is the upper bound of the negative row.
+    """
+
+    convex: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, Any]] = {
+        "tol_gap_abs": 1e-11,
+        "tol_gap_rel": 1e-11,
+        "tol_feas": 1e-11,
+        "verbose": False,
+        "max_threads": 1,
+    }
+
+    def __init__(self, program: Structured) -> None:
+        self.clarabel, self.sparse = need("clarabel"), need("scipy.sparse")
+        self.settings = self.clarabel.DefaultSettings()
+        for name, value in self.options.items():
+            setattr(self.settings, name, value)
+        self.program, n = program, program.size
+        self.rows, self.factors = _lift(program)
+        self.P = self.sparse.diags_array(np.concatenate([program.square, np.zeros(n)]), format="csc")
+        self.q = np.concatenate([program.slope, np.zeros(n)])
+        eye, zero = np.eye(n), np.zeros((n, n))
+        self.squares = np.stack([np.hstack([zero, -eye]), np.hstack([zero, -eye]), np.hstack([-2 * eye, zero])], 1)
+
+    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
+        n, equal = self.program.size, lower == upper
+        plain = np.array([F is None for F in self.factors])
+        top, bottom = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
+        blocks = [self.rows[equal], self.rows[top & plain], -self.rows[bottom & plain], *self.squares]
+        right = [upper[equal], upper[top & plain], -lower[bottom & plain], np.tile([1.0, -1.0, 0.0], n)]
+        cones = [self.clarabel.ZeroConeT(equal.sum()), self.clarabel.NonnegativeConeT(len(right[1]) + len(right[2]))]
+        cones += [self.clarabel.SecondOrderConeT(3)] * n
+        for sign, side, bound in ((1, top, upper), (-1, bottom, lower)):
+            for i in np.flatnonzero(side & ~plain):
+                F, row = self.factors[i], sign * self.rows[[i]]
+                assert F is not None
+                blocks += [row, row, np.hstack([-2 * F, np.zeros_like(F)])]
+                right.append(np.concatenate([sign * bound[i] + np.array([1.0, -1.0]), np.zeros(len(F))]))
+                cones.append(self.clarabel.SecondOrderConeT(2 + len(F)))
+        A = self.sparse.csc_array(np.concatenate(blocks))
+        solver = self.clarabel.DefaultSolver(self.P, self.q, A, np.concatenate(right), cones, self.settings)
+        return _finish(self.program, np.array(solver.solve().x)[:n], lower, upper)
+
+
+def _lift(program: Structured) -> tuple[Array, list[Array | None]]:
+    """All rows as linear in (y, s), s = y^2: (m, 2n); and for a row with a whole matrix, plus or minus F'F, its F."""
+    rows: list[Array] = []
+    factors: list[Array | None] = []
+    for block in program.blocks:
+        whole = block.H is not None and block.H.ndim == 3
+        rows.append(np.hstack([block.G, np.zeros_like(block.G) if block.H is None or whole else block.H]))
+        factors += [_root(H) for H in block.H] if block.H is not None and whole else [None] * len(block.G)
+    return np.concatenate(rows), factors
+
+
+def _root(H: Array) -> Array | None:
+    """F with F'F = |H|, without its zero rows; None if H is zero."""
+    values, vectors = np.linalg.eigh(H)
+    root = np.sqrt(np.abs(values))
+    return (root[:, None] * vectors.T)[root > 1e-8 * root.max()] if root.any() else None
+
+
+def _finish(program: Structured, y: Array, lower: Array, upper: Array) -> Array:
+    """y after a Newton step, if that is better: the y of a cone is only as good as the root of the duality gap."""
+    moved = program.newton_step(y, lower, upper)
+    better = program.kkt_residual(moved, lower, upper) < program.kkt_residual(y, lower, upper)
+    return moved if better and program.violation(moved, lower, upper) <= VIOLATION else y
+
+
+class Slsqp(Engine):
+    """SciPy's sequential quadratic programming, on values and first derivatives alone; finds local optima."""
+
+    structured: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, Any]] = {"ftol": 1e-12, "maxiter": 1000}
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.minimize = program, need("scipy.optimize").minimize
+
+    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
+        equal = lower == upper
+        sides = [
+            ("eq", equal, 1.0, upper),
+            ("ineq", ~equal & np.isfinite(upper), -1.0, upper),
+            ("ineq", ~equal & np.isfinite(lower), 1.0, lower),
+        ]
+        program = self.program
+        constraints = [
+            {
+                "type": kind,  # sign (g - bound) is zero, or not negative
+                "fun": lambda y, rows=rows, sign=sign, bound=bound: sign * (program.value(y) - bound)[rows],
+                "jac": lambda y, rows=rows, sign=sign: sign * program.jacobian(y)[rows],
+            }
+            for kind, rows, sign, bound in sides
+            if rows.any()
+        ]
+        return self.minimize(
+            program.objective,
+            start,
+            jac=program.gradient,
+            method="SLSQP",
+            constraints=constraints,
+            options=dict(self.options),
+        ).x
+
+
+class Gurobi(Engine):
+    """Gurobi's barrier method for convex problems, with s >= y^2 as for Clarabel; needs gurobipy and a licence."""
+
+    convex: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, Any]] = {
+        "OutputFlag": 0,
+        "Threads": 1,
+        "FeasibilityTol": 1e-9,
+        "OptimalityTol": 1e-9,
+        "BarConvTol": 1e-10,
+        "BarQCPConvTol": 1e-10,
+    }
+
+    def __init__(self, program: Structured) -> None:
+        self.gurobi = need("gurobipy", "gurobipy")
+        self.environment = self.gurobi.Env(params=dict(self.options))
+        self.program, (self.rows, self.factors) = program, _lift(program)
+
+    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
+        program = self.program
+        with self.gurobi.Model(env=self.environment) as model:
+            y, s = (model.addMVar(program.size, lb=-np.inf) for _ in range(2))
+            model.setObjective(0.5 * (program.square @ (y * y)) + program.slope @ y)
+            model.addConstr(y * y <= s)
+            for row, F, low, high in zip(self.rows, self.factors, lower, upper, strict=True):
+                linear = row[: program.size] @ y + row[program.size :] @ s
+                square = 0.0 if F is None else y @ (F.T @ F) @ y
+                if low == high:
+                    model.addConstr(linear == high)
+                    continue
+                if np.isfinite(high):
+                    model.addConstr(linear + square <= high)
+                if np.isfinite(low):
+                    model.addConstr(square - linear <= -low)
+            model.optimize()
+            found = np.array(y.X) if model.SolCount else np.full(program.size, np.nan)
+        return _finish(program, found, lower, upper)
+
+
+ENGINES: dict[str, type[Engine]] = {"ipopt": Ipopt, "clarabel": Clarabel, "slsqp": Slsqp, "gurobi": Gurobi}

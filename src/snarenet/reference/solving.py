@@ -1,0 +1,254 @@
+"""`solve`: reference solutions of a problem, chunk by chunk, on all cores, each chunk kept as soon as it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Instance
+from snarenet.constraints.data import describe
+from snarenet.problems.base import Problem
+from snarenet.reference.engines import ENGINES, Engine
+from snarenet.reference.program import RESIDUAL, VIOLATION, Array, Program, Structured, digest
+from snarenet.reference.reading import Autograd, read_structure
+from snarenet.reference.store import Chunk, Store
+from snarenet.reference.threads import one_thread
+
+CHUNK = 64  # instances; about a second's work, so a run that is killed loses little
+_FORMAT = 2  # of what is kept; raise it when the meaning of a file changes
+
+
+class Reference(NamedTuple):
+    """The best solutions found, one for every input.
+
+    Attributes:
+        value: (N, n) solutions y, in float64; where `ok` is false, the last iterate of the solver.
+        objective: (N,) f(y, x); NaN where `ok` is false.
+        ok: (N,) true where y is feasible to 1e-8 with a KKT residual of at most 1e-6.
+        violation: (N,) the largest violation of a constraint.
+        kkt: (N,) the KKT residual, see `snarenet.reference.program`.
+        seconds: (N,) time in the solver for one start, on average.
+    """
+
+    value: Tensor
+    objective: Tensor
+    ok: Tensor
+    violation: Tensor
+    kkt: Tensor
+    seconds: Tensor
+
+
+def solve(
+    problem: Problem,
+    x: Tensor | None = None,
+    engine: str = "ipopt",
+    *,
+    starts: int | None = None,
+    workers: int | None = None,
+    cache: Path | str | Literal[False] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
+) -> Reference:
+    """Solve min f(y, x) subject to the constraints for every x, and check each solution.
+
+    The same call again reads the results from disk, and a call that was killed goes on where it stopped.
+
+    Args:
+        problem: the problem. All engines but "slsqp" need the objective of a `Separable` problem, and linear or
+            quadratic constraints of which only the bounds depend on x.
+        x: (N, d) inputs; the test inputs unless given.
+        engine: "ipopt"; "clarabel" or "gurobi" for convex problems; "slsqp" for a problem with functions of your own.
+        starts: how many points to start from, of which the best solution counts. The first is the shortest solution of
+            the linear equalities, the others add N(0, I) to it. `problem.starts` unless given.
+        workers: processes; as many as cores unless given. 1 stays in this process, as functions of your own always do.
+            A script that uses more must call `solve` under `if __name__ == "__main__":`.
+        cache: folder for the results; $SNARENET_CACHE or ~/.cache/snarenet unless given; False for none.
+        progress: called with (instances done, instances in all) after each chunk.
+        seed: of the further starts.
+
+    Returns:
+        Solutions in the order of x, on its device; a warning says how many are not `ok`.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}")
+    starts = problem.starts if starts is None else starts
+    workers = os.cpu_count() or 1 if workers is None else workers
+    for name, number in {"starts": starts, "workers": workers}.items():
+        if number < 1:
+            raise ValueError(f"`{name}` must be at least 1, but got {number}")
+    x = problem.split("test") if x is None else x
+    if not isinstance(x, Tensor) or x.ndim != problem.inputs.ndim or x.shape[1:] != problem.inputs.shape[1:]:
+        expected = ", ".join(["N", *map(str, problem.inputs.shape[1:])])
+        raise ValueError(f"`x` must have shape ({expected}), but got {describe(x)}")
+    x = x.detach().to(problem.inputs.device, torch.float64)
+    noise = np.random.default_rng(seed).standard_normal((starts - 1, problem.size))
+    store = Store(None if cache is False else Store.default() if cache is None else Path(cache))
+    with one_thread():
+        chunks = _run(_tasks(problem, x, engine, noise), store, workers, progress or (lambda done, total: None))
+    return _check(problem, x, chunks)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A chunk of k instances to solve; numpy all through where the programs are `Structured`.
+
+    Attributes:
+        programs: one for each instance, or the same k times.
+        engine: its name.
+        lower: (k, m) lower bounds.
+        upper: (k, m) upper bounds.
+        noise: (starts - 1, n) what the further starts add to the first.
+    """
+
+    programs: tuple[Program, ...]
+    engine: str
+    lower: Array
+    upper: Array
+    noise: Array
+
+    def key(self) -> str:
+        """A hash of all that the solutions depend on."""
+        options = json.dumps([_FORMAT, self.engine, dict(ENGINES[self.engine].options)])
+        programs = [program.digest() for program in dict.fromkeys(self.programs)]
+        numbers = digest(self.lower, self.upper, self.noise)
+        return hashlib.sha256(b"".join([options.encode(), *programs, numbers])).hexdigest()
+
+
+def _tasks(problem: Problem, x: Tensor, engine: str, noise: Array) -> list[Task]:
+    """The instances in chunks, after a check that the engine is there and can solve them."""
+    instance = problem.constraints.at(x.new_zeros(len(x), problem.size), x)
+    lower, upper = (bound.detach().cpu().numpy() for bound in (instance.lower, instance.upper))
+    kind, name = ENGINES[engine], problem.name or type(problem).__name__
+    program = read_structure(problem, instance.map)
+    if isinstance(program, str) and kind.structured:
+        raise ValueError(f'`engine` {engine!r} cannot read the problem {name!r}: {program}; use engine="slsqp"')
+    if isinstance(program, Structured):
+        reason = program.why_not_convex(lower, upper) if kind.convex else None
+        if reason:
+            raise ValueError(
+                f'`engine` {engine!r} solves convex problems only, but {name!r} is not: {reason}; use engine="ipopt"'
+            )
+        kind(program)  # a missing package is reported here, not by a worker
+    tasks = []
+    for first in range(0, len(x), CHUNK):
+        part = slice(first, min(first + CHUNK, len(x)))
+        programs = [
+            program if isinstance(program, Structured) else _autograd(problem, x, instance, i)
+            for i in range(part.start, part.stop)
+        ]
+        tasks.append(Task(tuple(programs), engine, lower[part], upper[part], noise))
+    return tasks
+
+
+def _autograd(problem: Problem, x: Tensor, instance: Instance, i: int) -> Autograd:
+    index = torch.tensor([i], device=x.device)
+    return Autograd(problem, x[index], instance.select(index))
+
+
+def _run(tasks: list[Task], store: Store, workers: int, progress: Callable[[int, int], None]) -> list[Chunk]:
+    """The chunks of all tasks, from the store or solved now."""
+    total, done = sum(len(task.programs) for task in tasks), 0
+    chunks: dict[int, Chunk] = {}
+    keys = ["" if store.folder is None else task.key() for task in tasks]
+    for i, task in enumerate(tasks):
+        kept = store.load(keys[i], len(task.programs), task.noise.shape[1])
+        if kept is not None:
+            chunks[i] = kept
+            done += len(task.programs)
+    if done:
+        progress(done, total)
+    missing = {i: task for i, task in enumerate(tasks) if i not in chunks}
+    portable = all(isinstance(program, Structured) for task in missing.values() for program in task.programs)
+    alone = min(workers, len(missing)) <= 1 or not portable
+    for i, chunk in ((i, solve_chunk(task)) for i, task in missing.items()) if alone else _pool(missing, workers):
+        store.save(keys[i], chunk)
+        chunks[i] = chunk
+        done += len(chunk.kkt)
+        progress(done, total)
+    return [chunks[i] for i in range(len(tasks))]
+
+
+def _pool(tasks: dict[int, Task], workers: int) -> Iterator[tuple[int, Chunk]]:
+    """The chunks as processes finish them. Processes are spawned: a fork of a program that runs torch may hang."""
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), multiprocessing.get_context("spawn"), _end_with_parent)
+    try:
+        futures = {pool.submit(solve_chunk, task): i for i, task in tasks.items()}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            'a process of `solve` ended early. A script must call it under `if __name__ == "__main__":`, '
+            "or with workers=1; what was solved is kept in the cache"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let this worker end when the process that started it is killed, instead of waiting for work forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def solve_chunk(task: Task) -> Chunk:
+    """Solve the instances of a task one after another."""
+    make, current, rows = ENGINES[task.engine], task.programs[0], []
+    engine = make(current)
+    for program, lower, upper in zip(task.programs, task.lower, task.upper, strict=True):
+        if program is not current:
+            engine, current = make(program), program
+        rows.append(_solve_instance(program, engine, lower, upper, task.noise))
+    value, kkt, seconds = zip(*rows, strict=True)
+    return Chunk(np.array(value), np.array(kkt), np.array(seconds))
+
+
+def _solve_instance(
+    program: Program, engine: Engine, lower: Array, upper: Array, noise: Array
+) -> tuple[Array, float, float]:
+    """(value, kkt, seconds) of the best start: the lowest objective that passes the check, else the least violation."""
+    first = program.least_norm(lower, upper)
+    found, seconds = [], 0.0
+    for start in (first, *(first + noise)):
+        begin = time.perf_counter()
+        y = engine(start, lower, upper)
+        seconds += time.perf_counter() - begin
+        violation, kkt = program.violation(y, lower, upper), program.kkt_residual(y, lower, upper)
+        ok = violation <= VIOLATION and kkt <= RESIDUAL
+        found.append((not ok, program.objective(y) if ok else violation, y, kkt))
+    _, _, y, kkt = min(found, key=lambda candidate: candidate[:2])
+    return y, kkt, seconds / len(found)
+
+
+def _check(problem: Problem, x: Tensor, chunks: Iterable[Chunk]) -> Reference:
+    """The chunks as one result; objective and violation are the problem's own, not those of its numpy image."""
+    empty = Chunk(np.empty((0, problem.size)), np.empty(0), np.empty(0))
+    parts = (np.concatenate(part) for part in zip(empty, *chunks, strict=True))
+    value, kkt, seconds = (torch.from_numpy(part).to(x.device) for part in parts)
+    with torch.no_grad():
+        violation = problem.constraints.violation(value, x).nan_to_num(torch.inf, posinf=torch.inf)
+        objective = problem.objective(value, x)
+    ok = (violation <= VIOLATION) & (kkt <= RESIDUAL) & objective.isfinite()
+    failed = int((~ok).sum())
+    if failed:
+        warnings.warn(
+            f"{failed} of {len(ok)} instances have no reference solution: the solver found no feasible KKT point for "
+            "them; their objective is NaN",
+            stacklevel=3,
+        )
+    return Reference(value, objective.where(ok, torch.nan), ok, violation, kkt, seconds)

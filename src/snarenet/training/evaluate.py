@@ -1,0 +1,102 @@
+"""`evaluate`: what a model achieves on a split, in numbers and instance by instance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snarenet.layers import SnareLayer
+from snarenet.model import ConstrainedModel
+from snarenet.problems import Outcome, Problem
+from snarenet.problems.base import Split
+from snarenet.training.metrics import summarize
+
+
+class Evaluation(NamedTuple):
+    """A summary of metrics, and arrays with an entry an instance."""
+
+    summary: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def evaluate(
+    model: ConstrainedModel,
+    problem: Problem,
+    split: Split = "test",
+    *,
+    tol: float | None = None,
+    reference: Tensor | None = None,
+    reference_seconds: float | None = None,
+    engine: str | None = None,
+    timed: bool = True,
+) -> Evaluation:
+    """Run the model in eval mode on a split, at the true constraints.
+
+    Args:
+        model: the model.
+        problem: the problem.
+        split: which instances.
+        tol: tolerance of the repair, the layer's own unless given.
+        reference: (N,) optimal values of the instances, NaN where unknown.
+        reference_seconds: the reference solver's time for an instance, to print beside the model's.
+        engine: its name.
+        timed: measure the time of a second pass over all instances at once.
+    """
+    x = problem.split(split)
+    layer = model.layer
+    training = model.training
+    with at(layer, layer.tol if tol is None else tol, layer.max_steps), torch.no_grad():
+        model.eval()
+        try:
+            outcome = problem.run(model, x)
+            seconds = _seconds(lambda: problem.run(model, x), x.device) / len(x) if timed else None
+            trajectory: Callable[..., Tensor] | None = getattr(problem, "trajectory", None)
+            path = None if trajectory is None else trajectory(model, x)
+        finally:
+            model.train(training)
+        summary = {
+            "split": split,
+            "tol": layer.tol,
+            **summarize(outcome, problem.equalities(x), reference),
+            "seconds": {"model": seconds, "reference": reference_seconds, "engine": engine},
+        }
+    return Evaluation(summary, _arrays(outcome, reference, path))
+
+
+def _arrays(outcome: Outcome, reference: Tensor | None, trajectory: Tensor | None) -> dict[str, np.ndarray]:
+    found = {"objective": outcome.objective, "violation": outcome.violation, "steps": outcome.steps}
+    objective = outcome.objective.cpu()
+    found["gap"] = torch.full_like(objective, torch.nan) if reference is None else objective - reference.cpu()
+    if trajectory is not None:
+        found["trajectory"] = trajectory
+    return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    begin = now()
+    call()
+    return now() - begin
+
+
+@contextmanager
+def at(layer: SnareLayer, tol: float, max_steps: int, on_failure: str | None = None) -> Iterator[None]:
+    """The layer with other settings, for a while."""
+    before = layer.tol, layer.max_steps, layer.on_failure
+    layer.tol, layer.max_steps = tol, max_steps
+    if on_failure is not None:
+        layer.on_failure = on_failure  # pyright: ignore
+    try:
+        yield
+    finally:
+        layer.tol, layer.max_steps, layer.on_failure = before

@@ -1,0 +1,149 @@
+"""The command line, as a user would type it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import snarenet as sn
+from snarenet import cli
+
+SIZES = ["--sizes", "size", "8", "inequalities", "3", "equalities", "2", "instances", "120"]
+SMALL = [*SIZES, "--epochs", "2", "--batch", "25", "--width", "16"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNARENET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # reference solutions in this process
+
+
+def run(*arguments: str | Path) -> None:
+    cli.main([str(argument) for argument in arguments])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 1) -> str:
+    """What is printed when a command is refused."""
+    with pytest.raises(SystemExit) as stop:
+        run(*arguments)
+    assert stop.value.code == code
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    run("train", "nclp", "--out", tmp_path / "run", *SMALL)
+    printed = capsys.readouterr().out
+    assert "nclp" in printed
+    assert f"The run is in {tmp_path / 'run'}" in printed
+    return tmp_path / "run"
+
+
+def test_train_evaluate_report(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = sn.load_model(trained)
+    assert isinstance(model, sn.ConstrainedModel)
+    assert sn.Run.open(trained).config.width == 16
+    first = json.loads((trained / "evaluation.json").read_text())
+    assert first["gap"]["instances"] == 10
+    assert first["seconds"]["reference"] > 0
+    run("evaluate", trained, "--tol", "1e-11", "--split", "valid", "--engine", "slsqp")
+    found = json.loads((trained / "evaluation.json").read_text())
+    assert found["violation"] <= 1e-11 < first["violation"]
+    assert found["seconds"]["engine"] == "slsqp"
+    run("report", trained)
+    assert f"The report is {trained / 'report.html'}" in capsys.readouterr().out
+    assert "nclp" in (trained / "report.html").read_text()
+
+
+def test_fields_of_the_config_are_options(tmp_path: Path) -> None:
+    options = ["--precision", "float64", "--average", "0.5", "--fresh", "--damping", "0.1", "--engine", "none"]
+    run("train", "nclp", "--recipe", "paper", "--out", tmp_path / "run", *SMALL, *options)
+    config = sn.Run.open(tmp_path / "run").config
+    assert (config.precision, config.average, config.fresh, config.damping) == ("float64", 0.5, True, 0.1)
+    assert config.penalty == 10.0  # the recipe's
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["gap"] is None
+
+
+def test_defaults_are_those_of_recipe_and_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            run("train", *arguments, "--help")
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "--penalty FLOAT" in shown()
+    assert "a curved set. (default: 0.001)" in shown("qcqp").replace("│ │ ", "")
+    assert "--lr FLOAT" in shown("nclp", "--recipe", "paper")
+    assert "(default: 0.0001)" in shown("nclp", "--recipe", "paper")
+
+
+def test_resume(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "already holds a run; resume it" in refused(capsys, "train", "nclp", "--out", trained, *SMALL)
+    run("train", "nclp", "--resume", trained, *SMALL)
+    printed = refused(capsys, "train", "nclp", "--resume", trained, *SMALL, "--lr", "1")
+    assert "another configuration: lr was 0.005, not 1.0" in printed
+
+
+def test_an_interrupt_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sn.Trainer, "fit", interrupted)
+    printed = refused(capsys, "train", "nclp", "--out", tmp_path / "run", "--engine", "none", *SMALL)
+    assert f"go on with the same command and --resume {tmp_path / 'run'}" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["train", "nclq"], "did you mean 'nclp'?", 1),
+        (["train", "nclp", "--epoch", "3"], "--epochs", 2),
+        (["trian"], "train", 2),
+        (["evaluate", "nowhere"], "holds no run", 1),
+        (["report", "nowhere"], "holds no run", 1),
+        (["train", "nclp", "--device", "gpu"], "`device` 'gpu' cannot be used here", 1),
+        (["train", "nclp", "--batch", "0", "--engine", "none"], "`batch` must be at least 1", 2),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str, code: int) -> None:
+    assert message in refused(capsys, *arguments, code=code)
+
+
+def test_no_solver_costs_only_the_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "casadi", None)
+    run("train", "nclp", "--out", tmp_path / "run", *SMALL)
+    assert 'No optimality gap: reference solutions need casadi: pip install "snarenet[solvers]"' in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["gap"] is None
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("nclp", "nclp-2"):  # a second demo overwrites nothing
+        run("demo", "--out", tmp_path / "demo", "--epochs", "1", *SIZES)
+        assert f"The report is {tmp_path / 'demo' / folder / 'report.html'}" in capsys.readouterr().out
+    assert (tmp_path / "demo" / "two_disks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cbf(tmp_path: Path) -> None:
+    run(
+        *("train", "cbf", "--out", tmp_path / "run", "--sizes", "box", "2", "instances", "60"),
+        *("--epochs", "1", "--width", "8", "--batch", "25", "--tol", "1e-4", "--test-tol", "1e-4"),
+    )
+    found = sn.Run.open(tmp_path / "run").read_arrays("evaluation.npz")
+    assert found["trajectory"].shape == (5, 51, 5)
+    run("report", tmp_path / "run")
+    assert "Trajectories of 5 of 5 instances among 3 obstacles" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli._device("auto") == torch.device("cpu")

@@ -1,0 +1,474 @@
+"""The trainer: what a step does, what a run folder keeps, and that nothing that goes wrong loses anything."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.training import run as run_module
+from snarenet.training.progress import describe, flatten, progress, tensorboard
+
+SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
+
+
+def problem(**changes) -> sn.problems.Problem:
+    return sn.problems.load("nclp", **SIZES | changes)
+
+
+def config(**changes) -> sn.TrainConfig:
+    tiny = {"epochs": 4, "batch": 25, "width": 16, "validate_every": 2, "checkpoint_seconds": 0.0}
+    return sn.TrainConfig(**tiny | changes)
+
+
+def fit(out: Path, family: sn.problems.Problem | None = None, resume: Path | None = None, **changes) -> sn.Run:
+    family = problem() if family is None else family
+    chosen = config(**changes)
+    return sn.Trainer(chosen, out, quiet=True).fit(chosen.build(family), family, resume)
+
+
+def weights(run: sn.Run) -> dict[str, Tensor]:
+    return run.read_tensors("model.safetensors")[0]
+
+
+def assert_same_weights(a: sn.Run, b: sn.Run) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+class TestConfig:
+    def test_recipes(self) -> None:
+        paper = sn.TrainConfig.recipe("paper", "nclp")
+        found = (paper.batch, paper.width, paper.dropout, paper.lr, paper.penalty, paper.damping, paper.relax_epochs)
+        assert found == (200, 200, 0.2, 1e-4, 10.0, 0.01, 500)
+        assert sn.TrainConfig.recipe("paper", "qcqp").batch == 100
+        assert sn.TrainConfig.recipe("paper", "cbf").relaxation == "soft"
+        assert sn.TrainConfig.recipe("best", "qcqp", epochs=7) == sn.TrainConfig(
+            proximity=1e-3, damping_ratio=0.5, epochs=7
+        )
+        with pytest.raises(ValueError, match="`name` must be 'best' or 'paper'"):
+            sn.TrainConfig.recipe("worst")
+
+    @pytest.mark.parametrize(
+        ("field", "value", "message"),
+        [("batch", 0, "`batch` must be at least 1"), ("lr", -1.0, "`lr` must be >= 0"), ("dropout", 1.0, "`dropout`")],
+    )
+    def test_wrong_values(self, field: str, value: float, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            sn.TrainConfig(**{field: value})
+
+    def test_wrong_names_suggest_the_nearest(self) -> None:
+        with pytest.raises(ValueError, match=r"'epoch' is no field .* did you mean 'epochs'"):
+            sn.TrainConfig().replace(epoch=3)
+        with pytest.raises(ValueError, match="`activation` must be one of silu"):
+            sn.TrainConfig(activation="elu")  # pyright: ignore
+
+    def test_learning_rate(self) -> None:
+        cosine = sn.TrainConfig(lr=2.0, warmup=0.1)
+        rates = [cosine.lr_at(step, 100) for step in range(100)]
+        assert rates[0] == pytest.approx(0.2)
+        assert rates[9] == rates[10] == 2.0
+        assert rates[55] == pytest.approx(1.0)
+        assert rates[99] < 2e-3
+        assert rates[10:] == sorted(rates[10:], reverse=True)
+        assert sn.TrainConfig(lr=2.0, warmup=0.0, schedule="constant").lr_at(99, 100) == 2.0
+
+    def test_networks(self) -> None:
+        net = config(init="kaiming", width=500, precision="float64", dropout=0.1, batch_norm=True).build_net(40, 3)
+        assert net[0].weight.dtype == torch.float64
+        assert net[0].weight.std().item() == pytest.approx((2 / 40) ** 0.5, rel=0.05)
+        small = config(head=0.01).build_net(4, 3)[-1].weight
+        torch.testing.assert_close(small, 0.01 * config().build_net(4, 3)[-1].weight)
+        state = torch.get_rng_state()
+        same = [config(seed=s).build_net(4, 3)[0].weight for s in (1, 1, 2)]
+        assert torch.equal(same[0], same[1])
+        assert not torch.equal(same[0], same[2])
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestMetrics:
+    def test_formulas_of_the_paper(self) -> None:
+        errors = torch.tensor([[0.0, 2e-4, 1e-3], [1e-2, 0.0, 0.0]], dtype=torch.float64)
+        objective = torch.tensor([1.0, 3.0], dtype=torch.float64)
+        zero = torch.zeros(2, dtype=torch.float64)
+        outcome = sn.problems.Outcome(
+            objective, objective, zero, zero, errors, errors.amax(1), torch.tensor([3, 5]), torch.tensor([True, False])
+        )
+        equal = torch.tensor([False, False, True])
+        found = sn.training.metrics.summarize(outcome, equal, torch.tensor([0.5, 3.1], dtype=torch.float64))
+        assert found["ineq"]["max"] == 1e-2
+        expected = ((1e-16 * 2e-4) ** 0.5 * (1e-2 * 1e-16) ** 0.5) ** 0.5
+        assert found["ineq"]["gmean"] == pytest.approx(expected)
+        assert found["eq"] == pytest.approx({"max": 1e-3, "mean": 5e-4, "gmean": (1e-3 * 1e-16) ** 0.5})
+        assert found["violations"] == 1.0  # one row above 1e-4 in each
+        assert found["feasible"]["1e-01"] == 1.0
+        assert found["feasible"]["1e-02"] == 0.5
+        assert found["feasible"]["1e-04"] == 0.0
+        gap = found["gap"]
+        assert gap["max"] == pytest.approx(0.5)
+        assert gap["gmean"] == pytest.approx((0.5 * 1e-16) ** 0.5)  # a negative gap counts as 1e-16
+        assert gap["mean"] == pytest.approx(0.2)
+        assert gap["negative"] == 0.5
+        assert gap["relative"] == pytest.approx((0.5 / 0.5 - 0.1 / 3.1) / 2)
+        assert found["steps"] == {"median": 3.0, "max": 5}
+        assert found["converged"] == 0.5
+        assert found["objective"] == {"mean": 2.0, "max": 3.0}
+
+    def test_unknown_references_do_not_spoil_the_rest(self) -> None:
+        gaps = sn.training.metrics.gaps
+        nan = torch.nan
+        found = gaps(torch.tensor([1.0, nan, 3.0]), torch.tensor([2.0, nan, 2.0]))
+        assert (found["mean"], found["instances"]) == (2.0, 2)
+        assert gaps(torch.tensor([nan]), torch.tensor([nan])) is None
+
+
+class TestStep:
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_the_loss_is_what_the_config_says(self, tmp_path: Path, reduction: str) -> None:
+        """One step on one batch equals AdamW on the loss written out by hand."""
+        changes = {"epochs": 1, "batch": 1000, "penalty": 3.0, "proximity": 0.5, "reduction": reduction, "clip": 1e-3}
+        changes |= {"optimizer": "adamw", "warmup": 0.0, "schedule": "constant", "weight_decay": 0.1}
+        family, chosen = problem(), config(**changes)
+        model, by_hand = chosen.build(family), chosen.build(family)
+        sn.Trainer(chosen, tmp_path, quiet=True).fit(model, family)
+        x = family.split("train")
+        by_hand.layer.tol = chosen.tol
+        solution = by_hand.solve(x)
+        violation = family.constraints.residual(solution.value, x)
+        loss = family.objective(solution.value, x) + 3 * violation.square().sum(1)
+        loss = loss + 0.5 * (solution.value - solution.raw).square().sum(1)
+        optimizer = torch.optim.AdamW(by_hand.parameters(), lr=chosen.lr, weight_decay=0.1)
+        getattr(loss, reduction)().backward()
+        torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 1e-3)
+        optimizer.step()
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, by_hand.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+    def test_soft_epochs_leave_the_repair_out(self, tmp_path: Path) -> None:
+        run = fit(tmp_path, relaxation="soft", relax_epochs=2, penalty=10.0)
+        lines = run.metrics()
+        assert [line["steps"] == 0 for line in lines] == [True, True, False, False]
+        assert lines[1]["violation"] > 1e-3 > lines[2]["violation"]
+
+    def test_relaxation_shrinks_to_nothing(self, tmp_path: Path) -> None:
+        lines = fit(tmp_path, relaxation="adarel", relax_epochs=3).metrics()
+        relax = [line["relax"] for line in lines]
+        assert relax == pytest.approx([relax[0], relax[0] * 2 / 3, relax[0] / 3, 0])
+        assert lines[0]["violation"] > 1e-3
+        assert lines[-1]["violation"] <= 1e-6
+        assert max(line["valid"]["violation"] for line in lines if "valid" in line) <= 1e-8  # always the true set
+
+    def test_averaged_weights(self, tmp_path: Path) -> None:
+        """What is evaluated and kept is the running average."""
+        run = fit(tmp_path, average=0.9)
+        tensors, _ = run.read_tensors("checkpoint.safetensors")
+        last, mean = tensors["model.net.0.weight"], tensors["average.net.0.weight"]
+        assert not torch.equal(last, mean)
+        assert torch.equal(weights(run)["net.0.weight"], mean)
+
+    def test_fresh_inputs(self, tmp_path: Path) -> None:
+        seen = []
+
+        class Watched(type(problem())):
+            def run(self, model, x, relax=None):
+                seen.append(x)
+                return super().run(model, x, relax)
+
+        family = Watched(**SIZES)
+        fit(tmp_path, family, fresh=True, epochs=1, validate_every=9)
+        drawn = torch.cat(seen[:4])
+        assert drawn.shape == (100, 2)
+        assert not any((family.inputs == row).all(1).any() for row in drawn)
+        assert drawn.abs().max() <= 1
+
+    def test_no_way_to_draw_fresh_inputs(self, tmp_path: Path) -> None:
+        class Bare(type(problem())):
+            sample = sn.problems.Problem.sample
+
+        with pytest.raises(ValueError, match="does not say how to draw fresh inputs"):
+            fit(tmp_path, Bare(**SIZES), fresh=True)
+
+
+class TestRun:
+    def test_it_learns_and_keeps_everything(self, tmp_path: Path) -> None:
+        state = torch.get_rng_state()
+        family, chosen = problem(), config(epochs=30)
+        model = chosen.build(family)
+        run = sn.Trainer(chosen, tmp_path / "deep" / "run", quiet=True).fit(model, family)
+        assert torch.equal(torch.get_rng_state(), state)  # the user's random numbers are left alone
+        lines = run.metrics()
+        assert [line["epoch"] for line in lines] == list(range(1, 31))
+        assert lines[-1]["loss"] < lines[0]["loss"] - 0.1
+        assert lines[-1]["valid"]["violation"] <= 1e-8
+        assert not model.training
+        x = family.split("test")
+        loaded = sn.load_model(tmp_path / "deep" / "run")
+        assert torch.equal(loaded(x), model(x))
+        assert loaded.layer.tol == 1e-8
+        assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
+        assert sn.Run.open(run.path).config == chosen
+
+    def test_callbacks_see_every_line(self, tmp_path: Path) -> None:
+        seen = []
+        chosen, family = config(epochs=2), problem()
+        sn.Trainer(chosen, tmp_path, callbacks=[seen.append], quiet=True).fit(chosen.build(family), family)
+        assert [line["epoch"] for line in seen] == [1, 2]
+
+    def test_the_gap_is_shown_where_a_reference_is_given(self, tmp_path: Path) -> None:
+        family, chosen = problem(), config(epochs=2)
+        best = torch.full((len(family.split("valid")),), -100.0, dtype=torch.float64)
+        run = sn.Trainer(chosen, tmp_path, reference=best, quiet=True).fit(chosen.build(family), family)
+        assert run.metrics()[-1]["valid"]["gap"]["mean"] > 50
+
+    def test_default_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        family, chosen = problem(), config(epochs=1)
+        run = sn.Trainer(chosen, quiet=True).fit(chosen.build(family), family)
+        assert run.path.parent == Path("runs")
+        assert run.path.name.startswith("nclp-")
+
+    def test_a_problem_and_a_network_of_ones_own(self, tmp_path: Path) -> None:
+        family, chosen = problem(), config(epochs=1)
+        family.name = ""
+        net = torch.nn.Linear(2, 8)
+        model = sn.ConstrainedModel(net, chosen.build_layer(family))
+        sn.Trainer(chosen, tmp_path, quiet=True).fit(model, family)
+        with pytest.raises(sn.RunError, match="a problem of your own: pass it as `problem`"):
+            sn.load_model(tmp_path)
+        with pytest.raises(sn.RunError, match="the saved weights do not fit"):
+            sn.load_model(tmp_path, family)
+        loaded = sn.load_model(tmp_path, family, torch.nn.Linear(2, 8))
+        assert torch.equal(loaded(family.split("test")), model(family.split("test")))
+
+
+RESUMED = [
+    {},
+    {"dropout": 0.3, "batch_norm": True},
+    {"relaxation": "adarel", "relax_epochs": 5, "fresh": True},
+    {"average": 0.8, "precision": "float64"},
+]
+
+
+class TestResume:
+    @pytest.mark.parametrize("changes", RESUMED, ids=lambda changes: "-".join(changes) or "plain")
+    def test_after_a_kill_training_continues_bit_for_bit(self, tmp_path: Path, changes: dict) -> None:
+        whole = fit(tmp_path / "whole", epochs=6, **changes)
+        code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(1)
+import snarenet as sn, test_training as t
+def kill(line):
+    if line["epoch"] == 4: os.kill(os.getpid(), signal.SIGKILL)
+family, chosen = t.problem(), t.config(epochs=6, **{changes!r})
+sn.Trainer(chosen, {str(tmp_path / "cut")!r}, callbacks=[kill], quiet=True).fit(chosen.build(family), family)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        cut = sn.Run.open(tmp_path / "cut")
+        assert cut.read_tensors("checkpoint.safetensors")[1]["epoch"] == 3
+        assert len(cut.metrics()) == 4  # the fourth epoch was logged, but not saved
+        with open(cut.path / "metrics.jsonl", "a") as file:
+            file.write('{"epoch": 5, "los')  # a line that the kill cut off
+        resumed = fit(tmp_path / "ignored", resume=tmp_path / "cut", epochs=6, **changes)
+        assert_same_weights(whole, resumed)
+        assert [line["loss"] for line in resumed.metrics()] == [line["loss"] for line in whole.metrics()]
+
+    def test_an_unfinished_run_can_be_loaded(self, tmp_path: Path) -> None:
+        run = fit(tmp_path, average=0.5)
+        x = problem().split("test")
+        finished = sn.load_model(tmp_path)(x)
+        (run.path / "model.safetensors").unlink()
+        assert torch.equal(sn.load_model(tmp_path)(x), finished)
+
+    def test_a_finished_run_has_nothing_left_to_do(self, tmp_path: Path) -> None:
+        first = fit(tmp_path)
+        before = weights(first)
+        again = fit(tmp_path, resume=tmp_path)
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights(again).items())
+
+
+class TestMishaps:
+    def test_a_folder_that_holds_a_run(self, tmp_path: Path) -> None:
+        fit(tmp_path, epochs=1)
+        with pytest.raises(sn.RunError, match="already holds a run; resume it"):
+            fit(tmp_path, epochs=1)
+
+    def test_another_problem(self, tmp_path: Path) -> None:
+        fit(tmp_path)
+        with pytest.raises(sn.RunError, match=r"a run of another problem \(nclp\)"):
+            fit(tmp_path, problem(seed=1), resume=tmp_path)
+
+    def test_another_configuration(self, tmp_path: Path) -> None:
+        fit(tmp_path)
+        with pytest.raises(sn.RunError, match=r"another configuration: lr was 0\.01, not 0\.02"):
+            fit(tmp_path, resume=tmp_path, lr=0.02)
+
+    def test_no_run_at_all(self, tmp_path: Path) -> None:
+        with pytest.raises(sn.RunError, match=r"holds no run: it has no config\.json"):
+            sn.load_model(tmp_path)
+
+    def test_a_config_of_another_version(self, tmp_path: Path) -> None:
+        run = fit(tmp_path, epochs=1)
+        saved = json.loads((run.path / "config.json").read_text())
+        saved["config"]["colour"] = "green"
+        run.write_json("config.json", saved)
+        with pytest.raises(sn.RunError, match="not written by this version of snarenet: 'colour'"):
+            sn.Run.open(tmp_path)
+
+    def test_a_truncated_checkpoint(self, tmp_path: Path) -> None:
+        run = fit(tmp_path)
+        file = run.path / "checkpoint.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(sn.RunError, match="is damaged or not a checkpoint"):
+            fit(tmp_path, resume=tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else entirely"])
+    def test_a_file_of_something_else(self, tmp_path: Path, content: bytes) -> None:
+        run = fit(tmp_path)
+        (run.path / "checkpoint.safetensors").write_bytes(content)
+        with pytest.raises(sn.RunError, match="is damaged or not a checkpoint"):
+            fit(tmp_path, resume=tmp_path)
+
+    def test_a_checkpoint_of_another_run(self, tmp_path: Path) -> None:
+        mine, other = fit(tmp_path / "mine"), fit(tmp_path / "other", problem(seed=1))
+        (mine.path / "checkpoint.safetensors").write_bytes((other.path / "checkpoint.safetensors").read_bytes())
+        with pytest.raises(sn.RunError, match="belongs to another run"):
+            fit(mine.path, resume=mine.path)
+
+    def test_a_run_without_a_checkpoint(self, tmp_path: Path) -> None:
+        run = fit(tmp_path)
+        (run.path / "checkpoint.safetensors").unlink()
+        with pytest.raises(sn.RunError, match="stopped before its first checkpoint"):
+            fit(tmp_path, resume=tmp_path)
+
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+    def test_a_full_or_read_only_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        """The failed write leaves the last good checkpoint and no debris, and the run can be resumed."""
+        whole = fit(tmp_path / "whole")
+        epochs = 0
+
+        def replace(source: str, target: str) -> None:
+            nonlocal epochs
+            if Path(target).name == "checkpoint.safetensors":
+                epochs += 1
+                if epochs == 3:
+                    raise OSError(code, os.strerror(code))
+            real(source, target)
+
+        real = os.replace
+        monkeypatch.setattr(run_module.os, "replace", replace)
+        with pytest.raises(sn.RunError, match=f"{os.strerror(code)}; what was saved before is intact"):
+            fit(tmp_path / "cut")
+        monkeypatch.undo()
+        assert not [file for file in (tmp_path / "cut").iterdir() if file.name.endswith(".new")]
+        assert sn.Run.open(tmp_path / "cut").read_tensors("checkpoint.safetensors")[1]["epoch"] == 2
+        assert_same_weights(whole, fit(tmp_path / "cut", resume=tmp_path / "cut"))
+
+    def test_metrics_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "metrics.jsonl").mkdir()
+        with pytest.raises(sn.RunError, match=r"cannot write .*metrics\.jsonl"):
+            fit(tmp_path)
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(sn.RunError, match="cannot make the folder"):
+            fit(tmp_path / "file" / "run")
+
+    def test_an_interrupt_keeps_the_last_checkpoint(self, tmp_path: Path) -> None:
+        def interrupt(line: dict) -> None:
+            if line["epoch"] == 3:
+                raise KeyboardInterrupt
+
+        family, chosen = problem(), config()
+        with pytest.raises(KeyboardInterrupt):
+            sn.Trainer(chosen, tmp_path, callbacks=[interrupt], quiet=True).fit(chosen.build(family), family)
+        assert sn.Run.open(tmp_path).read_tensors("checkpoint.safetensors")[1]["epoch"] == 2
+
+
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
+    """torchrun with two gloo processes: the loss curve of one process at the same global batch."""
+    changes = {"epochs": 3, "relaxation": "adarel", "relax_epochs": 2, "precision": "float64"}
+    alone = fit(tmp_path / "one", **changes)
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(1)
+import test_training as t
+t.fit({str(tmp_path / "two")!r}, **{changes!r})
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    together = sn.Run.open(tmp_path / "two")
+    for one, two in zip(alone.metrics(), together.metrics(), strict=True):
+        for name in ("loss", "objective", "violation", "relax"):
+            assert two[name] == pytest.approx(one[name], rel=1e-6, abs=1e-9), name
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-6, atol=1e-8)
+
+
+class TestEvaluate:
+    def test_any_tolerance_on_one_model(self, tmp_path: Path) -> None:
+        family = problem()
+        model = fit(tmp_path, family).load_model(family).train()
+        for tol in (1e-4, 1e-8, 1e-12):
+            found = sn.evaluate(model, family, tol=tol)
+            assert found.summary["violation"] <= tol
+            assert found.summary["tol"] == tol
+        assert model.layer.tol == 1e-8  # as before
+        assert model.training
+        assert found.summary["seconds"]["model"] > 0
+        assert found.arrays["objective"].shape == (10,)
+        assert bool(torch.from_numpy(found.arrays["gap"]).isnan().all())
+
+    def test_gaps_instance_by_instance(self, tmp_path: Path) -> None:
+        family = problem()
+        model = config().build(family)
+        x = family.split("valid")
+        best = family.objective(model(x), x).detach() - 0.25
+        found = sn.evaluate(model, family, "valid", reference=best, reference_seconds=0.02, engine="ipopt")
+        assert found.arrays["gap"] == pytest.approx(0.25)
+        assert found.summary["gap"]["gmean"] == pytest.approx(0.25)
+        assert found.summary["seconds"]["engine"] == "ipopt"
+
+
+class TestProgress:
+    LINE = {"epoch": 2, "loss": 1.5, "violation": 1e-6, "steps": 12.0, "relax": 0.3}  # noqa: RUF012
+
+    def test_lines_where_there_is_no_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with progress(2, 0, "nclp") as show:
+            show(self.LINE)
+        assert "nclp: epoch 2/2 · loss 1.5000 · violation 1e-06 · steps 12 · ε 3.0e-01" in capsys.readouterr().err
+
+    def test_a_bar_in_a_terminal(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "200")
+        with progress(2, 0, "nclp") as show:
+            show(self.LINE)
+        printed = capsys.readouterr().err
+        assert "2/2" in printed
+        assert "loss 1.5000" in printed
+
+    def test_gaps_are_shown_with_their_largest(self) -> None:
+        valid = {"gap": {"gmean": 1e-3, "max": 0.1}, "violation": 1e-9}
+        assert "gap 1.0e-03 (max 1.0e-01) · violation 1e-09" in describe(self.LINE | {"valid": valid})
+        assert "objective 2.0000" in describe(self.LINE | {"valid": {"objective": {"mean": 2.0}, "violation": 0.0}})
+
+    def test_flat_names(self) -> None:
+        assert dict(flatten({"a": 1, "b": {"c": 2.5, "d": "text", "e": True}})) == {"a": 1.0, "b/c": 2.5}
+
+    def test_tensorboard_is_an_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        with pytest.raises(ImportError, match=r"snarenet\[tensorboard\]"):
+            tensorboard(tmp_path)
