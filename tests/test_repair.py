@@ -344,6 +344,18 @@ class TestRescue:
 
 
 class TestAdjoint:
+    def test_tensors_that_several_parts_share(self) -> None:
+        """x, and a weight that closures capture, get one gradient, whichever parts use them."""
+        y, x = draw(3, 4, seed=1), draw(3, 2, seed=2).requires_grad_()
+        weight = draw(2, seed=3).abs().requires_grad_()
+
+        def repaired(x: Tensor, weight: Tensor) -> Tensor:
+            first = sn.Nonlinear(lambda y, x: (y[:, :2] ** 2 * weight).sum(1, True) + x[:, :1], rows=1, upper=0.5)
+            second = sn.Nonlinear(lambda y, x: (y[:, 2:] ** 2 * weight).sum(1, True) + x.sum(1, True), 1, upper=0.5)
+            return sn.repair(first & second, y, x, tol=1e-12, max_steps=4).value
+
+        assert torch.autograd.gradcheck(repaired, (x, weight))
+
     def test_no_unrolled_graph(self) -> None:
         """One node for the whole loop, and per step no more than B (2 n + 3 m) numbers beside the factors."""
         batch, n, m = 7, 6, 3

@@ -420,7 +420,7 @@ class TestTables:
         assert sentence(self.result()) == (
             "On 2 test instances the gap to the ipopt reference is 1.00e-03 (geometric mean; 1.00e-02 at most), "
             "100% are feasible to 1e-08 after 32 steps (median; 34 at most), "
-            "and one instance takes 15 µs, 800 times faster than ipopt (12 ms)."
+            "and one instance in a batch of 2 takes 15 µs, 800 times faster than ipopt (12 ms)."
         )
 
     def test_sentence_of_a_part(self) -> None:

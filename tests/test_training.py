@@ -291,6 +291,17 @@ sn.Trainer(chosen, {str(tmp_path / "cut")!r}, callbacks=[kill], quiet=True).fit(
         (run.path / "model.safetensors").unlink()
         assert torch.equal(sn.load_model(tmp_path)(x), finished)
 
+    def test_more_epochs_of_a_constant_learning_rate(self, tmp_path: Path) -> None:
+        constant = {"schedule": "constant", "warmup": 0.0}
+        whole = fit(tmp_path / "whole", epochs=5, **constant)
+        fit(tmp_path / "part", epochs=2, **constant)
+        longer = fit(tmp_path / "part", resume=tmp_path / "part", epochs=5, **constant)
+        assert_same_weights(whole, longer)
+        assert sn.Run.open(tmp_path / "part").config.epochs == 5
+        fit(tmp_path / "cosine", epochs=2)
+        with pytest.raises(sn.RunError, match="another configuration: epochs was 2, not 5"):
+            fit(tmp_path / "cosine", resume=tmp_path / "cosine", epochs=5)
+
     def test_a_finished_run_has_nothing_left_to_do(self, tmp_path: Path) -> None:
         first = fit(tmp_path)
         before = weights(first)
@@ -311,7 +322,7 @@ class TestMishaps:
 
     def test_another_configuration(self, tmp_path: Path) -> None:
         fit(tmp_path)
-        with pytest.raises(sn.RunError, match=r"another configuration: lr was 0\.01, not 0\.02"):
+        with pytest.raises(sn.RunError, match=r"another configuration: lr was 0\.005, not 0\.02"):
             fit(tmp_path, resume=tmp_path, lr=0.02)
 
     def test_no_run_at_all(self, tmp_path: Path) -> None:
@@ -472,3 +483,15 @@ class TestProgress:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
         with pytest.raises(ImportError, match=r"snarenet\[tensorboard\]"):
             tensorboard(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nclp", "qcqp"])
+def test_a_recorded_step_is_the_step(tmp_path: Path, name: str) -> None:
+    """Training with CUDA graphs ends where training without them does."""
+    ends = []
+    for record in (0, 60):
+        family = sn.problems.load(name, **SIZES).cuda()
+        changes = {"batch": 20, "record": record, "precision": "float64", "relaxation": "adarel", "relax_epochs": 1}
+        ends.append(fit(tmp_path / str(record), family, **changes).load_model(family)(family.split("test")))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)

@@ -129,7 +129,8 @@ def _time(evaluation: Evaluation) -> str:
     if ratio is not None:
         how = f"{ratio:.3g} times faster" if ratio >= 1 else f"{1 / ratio:.3g} times slower"
         against = f", {how} than {seconds.get('engine') or 'the reference solver'} ({duration(seconds['reference'])})"
-    return f"one instance takes {duration(seconds['model'])}{against}"
+    batch = f" in a batch of {evaluation['instances']}" if evaluation.get("instances") else ""
+    return f"one instance{batch} takes {duration(seconds['model'])}{against}"
 
 
 def _optional(format: Callable[[Any], str], value: Any) -> str | None:
