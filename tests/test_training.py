@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -478,6 +479,25 @@ class TestProgress:
 
     def test_flat_names(self) -> None:
         assert dict(flatten({"a": 1, "b": {"c": 2.5, "d": "text", "e": True}})) == {"a": 1.0, "b/c": 2.5}
+
+    def test_tensorboard_gets_every_number(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        written = []
+
+        class Writer:
+            def __init__(self, folder: str) -> None:
+                written.append(folder)
+
+            def add_scalar(self, *scalar: object) -> None:
+                written.append(scalar)
+
+            def flush(self) -> None:
+                written.append("flushed")
+
+        module = types.ModuleType("tensorboard")
+        module.SummaryWriter = Writer  # pyright: ignore
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+        tensorboard(tmp_path)({"epoch": 3, "valid": {"gap": 0.5}})
+        assert written == [str(tmp_path), ("epoch", 3.0, 3), ("valid/gap", 0.5, 3), "flushed"]
 
     def test_tensorboard_is_an_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
