@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints.data import cast
-from snarenet.layers.snare import SnareLayer
+from snarenet.layers.base import Layer
 from snarenet.solution import Solution
 
 
@@ -63,7 +63,7 @@ class ConstrainedModel(nn.Module):
         layer: what makes them feasible.
     """
 
-    def __init__(self, net: nn.Module, layer: SnareLayer) -> None:
+    def __init__(self, net: nn.Module, layer: Layer) -> None:
         super().__init__()
         self.net, self.layer = net, layer
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
+from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
-from snarenet.solution import RepairError, RepairWarning, Solution
-
-OnFailure = Literal["warn", "raise", "ignore"]
+from snarenet.solution import Solution
 
 
-class SnareLayer(nn.Module):
+class SnareLayer(Layer):
     """Takes predictions to the feasible set, differentiably, by Levenberg-Marquardt steps.
 
     Args:
@@ -43,6 +38,8 @@ class SnareLayer(nn.Module):
         (True, 1.0)
     """
 
+    title: ClassVar[str] = "SnareNet"
+
     def __init__(
         self,
         constraints: Constraints,
@@ -57,17 +54,11 @@ class SnareLayer(nn.Module):
         solver: Solver = "auto",
         store_factors: Store = "auto",
     ) -> None:
-        super().__init__()
-        if not isinstance(constraints, Constraints):
-            raise TypeError(f"`constraints` must be a set of constraints, but got {type(constraints).__name__}")
-        if on_failure not in ("warn", "raise", "ignore"):
-            raise ValueError(f"`on_failure` must be 'warn', 'raise' or 'ignore', but got {on_failure!r}")
+        super().__init__(constraints, tol, max_steps, on_failure)
         check_options(rows, tol, max_steps, solver, store_factors, dtype)
-        self.constraints = constraints
         self.damping = as_damping(damping)
         self.rows: Rows = rows
-        self.tol, self.max_steps, self.rescue, self.on_failure = tol, max_steps, rescue, on_failure
-        self.dtype = dtype
+        self.rescue, self.dtype = rescue, dtype
         self.solver: Solver = solver
         self.store_factors: Store = store_factors
         self.register_load_state_dict_post_hook(_prepare_again)
@@ -82,17 +73,8 @@ class SnareLayer(nn.Module):
         self.prepare()
         return self
 
-    def forward(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Tensor:
-        """The repaired predictions, in the dtype of y; see `solve`."""
-        return self.solve(y, x, relax).value
-
-    def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
-        """Repair predictions y (B, n) for the inputs x and say how it went for each of them.
-
-        `relax` widens the bounds while the layer is in training mode; in eval mode the true set always holds.
-        """
-        relax = 0.0 if relax is None or not self.training else relax
-        solution = repair(
+    def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+        return repair(
             self.constraints,
             y,
             x,
@@ -106,18 +88,6 @@ class SnareLayer(nn.Module):
             store_factors=self.store_factors,
             dtype=self.dtype,
         )
-        if self.on_failure != "ignore" and not tracing() and not bool(solution.converged.all()):
-            self._report(solution)
-        return solution
-
-    def _report(self, solution: Solution) -> None:
-        message = (
-            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "
-            f"(tol={self.tol:g}), or check that the set is not empty; `solve` returns the status of every sample."
-        )
-        if self.on_failure == "raise":
-            raise RepairError(message, solution)
-        warnings.warn(message, RepairWarning, stacklevel=_levels_up())
 
     def extra_repr(self) -> str:
         return f"damping={self.damping}, rows={self.rows!r}, tol={self.tol:g}, max_steps={self.max_steps}"
@@ -125,12 +95,3 @@ class SnareLayer(nn.Module):
 
 def _prepare_again(layer: SnareLayer, _: Any) -> None:
     layer.prepare()
-
-
-def _levels_up() -> int:
-    """How many calls lie between a warning and the user's code: those of this package and of torch."""
-    inside = tuple(os.path.dirname(module.__file__ or "") for module in (sys.modules["snarenet"], torch))
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        level, frame = level + 1, frame.f_back
-    return level

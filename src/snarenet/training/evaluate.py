@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.layers import SnareLayer
+from snarenet.layers import Layer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.problems.base import Split
@@ -90,7 +90,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 @contextmanager
-def at(layer: SnareLayer, tol: float, max_steps: int, on_failure: str | None = None) -> Iterator[None]:
+def at(layer: Layer, tol: float, max_steps: int, on_failure: str | None = None) -> Iterator[None]:
     """The layer with other settings, for a while."""
     before = layer.tol, layer.max_steps, layer.on_failure
     layer.tol, layer.max_steps = tol, max_steps

@@ -1,0 +1,92 @@
+"""`Layer`: what every method offers, whichever way it makes predictions obey constraints."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from snarenet.constraints import Constraints
+from snarenet.constraints.base import Instance, largest, residual
+from snarenet.constraints.data import tracing
+from snarenet.solution import RepairError, RepairWarning, Solution, Status
+
+OnFailure = Literal["warn", "raise", "ignore"]
+
+
+class Layer(nn.Module, ABC):
+    """Takes predictions to outputs that obey constraints, as far as its method can, and says how it went.
+
+    Args:
+        constraints: the set to obey.
+        tol: largest violation that counts as feasible.
+        max_steps: limit on the method's steps.
+        on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
+    """
+
+    title: ClassVar[str]  # the method's name, for tables
+
+    def __init__(self, constraints: Constraints, tol: float, max_steps: int, on_failure: OnFailure) -> None:
+        super().__init__()
+        if not isinstance(constraints, Constraints):
+            raise TypeError(f"`constraints` must be a set of constraints, but got {type(constraints).__name__}")
+        if on_failure not in ("warn", "raise", "ignore"):
+            raise ValueError(f"`on_failure` must be 'warn', 'raise' or 'ignore', but got {on_failure!r}")
+        self.constraints = constraints
+        self.tol, self.max_steps, self.on_failure = tol, max_steps, on_failure
+
+    @abstractmethod
+    def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+        """The method itself: predictions y (B, k) to outputs (B, n) at the inputs x, for bounds widened by `relax`."""
+
+    def predictions(self, size: int) -> int:
+        """How many numbers k the network has to predict for an output of `size` entries."""
+        return size
+
+    def forward(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Tensor:
+        """The outputs for predictions y, in the dtype of y; see `solve`."""
+        return self.solve(y, x, relax).value
+
+    def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
+        """Outputs for predictions y (B, k) at the inputs x, with a status for each of them.
+
+        `relax` widens the bounds while the layer is in training mode; in eval mode the true set always holds.
+        """
+        solution = self.repair(y, x, 0.0 if relax is None or not self.training else relax)
+        if self.on_failure != "ignore" and not tracing() and not bool(solution.converged.all()):
+            self._report(solution)
+        return solution
+
+    def judge(self, instance: Instance, value: Tensor, raw: Tensor, steps: Tensor | int) -> Solution:
+        """The solution that consists of these outputs: what they violate decides their status."""
+        with torch.no_grad():
+            worst = largest(residual(instance.map.value(value.detach()), instance.lower, instance.upper))
+            finite = worst.isfinite() & raw.detach().isfinite().all(1)
+            status = torch.where(worst <= self.tol, int(Status.CONVERGED), int(Status.MAX_STEPS))
+            status = torch.where(finite, status, int(Status.NONFINITE))
+            worst = torch.where(finite, worst, torch.inf)
+            steps = steps if isinstance(steps, Tensor) else torch.full_like(status, steps)
+        return Solution(value, raw, status, steps, worst)
+
+    def _report(self, solution: Solution) -> None:
+        message = (
+            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "
+            f"(tol={self.tol:g}), or check that the set is not empty; `solve` returns the status of every sample."
+        )
+        if self.on_failure == "raise":
+            raise RepairError(message, solution)
+        warnings.warn(message, RepairWarning, stacklevel=_levels_up())
+
+
+def _levels_up() -> int:
+    """How many calls lie between a warning and the user's code: those of this package and of torch."""
+    inside = tuple(os.path.dirname(module.__file__ or "") for module in (sys.modules["snarenet"], torch))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level
