@@ -224,3 +224,10 @@ def test_a_float32_module_is_a_constraint_in_any_precision() -> None:
     solution.value.sum().backward()
     assert net.inner.weight.grad is not None
     assert net.inner.weight.grad.abs().max() > 0
+
+
+def test_residuals_can_be_differentiated_in_the_bounds() -> None:
+    """Also below an equality, where both bounds are the same number."""
+    y, x = torch.tensor([[0.0], [2.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
+    sn.Linear([[1.0]], equals=lambda x: x).residual(y, x).sum().backward()
+    assert x.grad.tolist() == [[-1.0], [-1.0]]

@@ -206,10 +206,11 @@ def _with_defaults(arguments: list[str]) -> Callable[..., None]:
     """`train` with the defaults of the recipe and problem that the arguments name, so that --help shows them."""
     glance = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     glance.add_argument("--recipe", choices=["best", "paper"], default="best")
+    glance.add_argument("--method", default="snare")
     glance.add_argument("names", nargs="*")
     try:
         seen = glance.parse_known_args(arguments)[0]
     except (SystemExit, argparse.ArgumentError):
-        seen = argparse.Namespace(recipe="best", names=[])
+        seen = argparse.Namespace(recipe="best", method="snare", names=[])
     problem = next((name for name in seen.names[1:] if name in names()), "")
-    return partial(train, config=TrainConfig.recipe(seen.recipe, problem))
+    return partial(train, config=TrainConfig.recipe(seen.recipe, problem, method=seen.method))

@@ -1,6 +1,71 @@
-"""Layers: one file a method, one interface."""
+"""Layers: one file a method, one interface; `METHODS` knows them by name."""
 
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from snarenet.constraints import Constraints
 from snarenet.layers.base import Layer
+from snarenet.layers.dc3 import DC3Layer
+from snarenet.layers.fsnet import FSNetLayer
+from snarenet.layers.hardnet import HardNetLayer, HardNetPlusPlusLayer
+from snarenet.layers.hproj import HProjLayer
+from snarenet.layers.optnet import OptNetLayer
+from snarenet.layers.pinet import PiNetLayer
 from snarenet.layers.snare import SnareLayer
+from snarenet.layers.soft import SoftLayer
 
-__all__ = ["Layer", "SnareLayer"]
+__all__ = [
+    "METHODS",
+    "DC3Layer",
+    "FSNetLayer",
+    "HProjLayer",
+    "HardNetLayer",
+    "HardNetPlusPlusLayer",
+    "Layer",
+    "OptNetLayer",
+    "PiNetLayer",
+    "Setting",
+    "SnareLayer",
+    "SoftLayer",
+    "build",
+]
+
+Setting = Literal["fair", "paper"]
+
+METHODS: dict[str, type[Layer]] = {
+    "snare": SnareLayer,
+    "soft": SoftLayer,
+    "dc3": DC3Layer,
+    "hardnet": HardNetLayer,
+    "hardnet++": HardNetPlusPlusLayer,
+    "optnet": OptNetLayer,
+    "hproj": HProjLayer,
+    "pinet": PiNetLayer,
+    "fsnet": FSNetLayer,
+}
+
+
+def build(
+    method: str, constraints: Constraints, inputs: int, size: int, setting: Setting = "fair", family: str = ""
+) -> Layer:
+    """The layer of a method for constraints on outputs of `size` entries, given inputs x of `inputs` entries.
+
+    Args:
+        method: a name in `METHODS`.
+        constraints: the set to obey; a method that cannot handle it says so.
+        inputs: entries of an input x.
+        size: entries of an output y.
+        setting: "fair", a setting that lets the method do its best, or "paper", that of the paper's experiments.
+        family: the problem's name, for settings of the paper that differ between families.
+    """
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but got {method!r}{hint}")
+    kind = METHODS[method]
+    settings: dict[str, dict[str, Any]] = getattr(kind, "SETTINGS", {})
+    chosen = settings.get(f"{setting}-{family}", settings.get(setting, {}))
+    needed = {"inputs": inputs, "size": size} if kind is HProjLayer else {}
+    return kind(constraints, **needed, **chosen)  # pyright: ignore[reportCallIssue]

@@ -48,6 +48,9 @@ class Layer(nn.Module, ABC):
         """How many numbers k the network has to predict for an output of `size` entries."""
         return size
 
+    def pretrain(self, inputs: Tensor, *, seed: int = 0) -> None:
+        """Learn what the method itself has to learn before the network is trained, from the training inputs."""
+
     def forward(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Tensor:
         """The outputs for predictions y, in the dtype of y; see `solve`."""
         return self.solve(y, x, relax).value

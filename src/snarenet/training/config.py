@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from snarenet.damping import Annealed, Constant, Damping
-from snarenet.layers import SnareLayer
+from snarenet.layers import Layer, SnareLayer, build
 from snarenet.model import MLP, ConstrainedModel
 from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
@@ -32,6 +32,11 @@ class TrainConfig:
     """Seed of the initial weights, the order of the inputs and dropout."""
     fresh: bool = False
     """Draw new inputs for every step instead of the data set's: the loss needs no labels, so they cost nothing."""
+
+    method: str = "snare"
+    """What makes predictions obey the constraints: a name in `snarenet.layers.METHODS`."""
+    setting: Literal["fair", "paper"] = "fair"
+    """How another method than ours is set up: to do its best, or as in the paper's experiments."""
 
     width: int = 400
     """Size of the hidden layers; wider is better, as far as time allows."""
@@ -122,7 +127,11 @@ class TrainConfig:
         """The recipe `best` or `paper` for a family, with some fields changed."""
         if name not in ("best", "paper"):
             raise ValueError(f"`name` must be 'best' or 'paper', but got {name!r}")
-        chosen = _PAPER | _PAPER_FAMILIES.get(problem, {}) if name == "paper" else _BEST_FAMILIES.get(problem, {})
+        rival = changes.get("method", "snare")
+        if name == "paper":
+            chosen = _PAPER | _PAPER_FAMILIES.get(problem, {}) | _PAPER_METHODS.get(rival, {})
+        else:
+            chosen = _BEST_FAMILIES.get(problem, {}) | _BEST_METHODS.get(rival, {})
         return cls().replace(**chosen | changes)
 
     def replace(self, **changes: Any) -> TrainConfig:
@@ -143,8 +152,11 @@ class TrainConfig:
         """The rule of the repair's damping."""
         return Annealed(self.damping_start, self.damping_ratio) if self.damping is None else Constant(self.damping)
 
-    def build_layer(self, problem: Problem) -> SnareLayer:
-        """The repair for the problem's constraints, at the tolerance of evaluation."""
+    def build_layer(self, problem: Problem) -> Layer:
+        """The repair for the problem's constraints, ours at the tolerance of evaluation."""
+        if self.method != "snare":
+            inputs = problem.inputs.shape[1]
+            return build(self.method, problem.constraints, inputs, problem.size, self.setting, problem.name)
         damping = self.build_damping()
         return SnareLayer(problem.constraints, damping, self.rows, self.test_tol, self.max_steps, self.rescue)
 
@@ -166,8 +178,9 @@ class TrainConfig:
 
     def build(self, problem: Problem) -> ConstrainedModel:
         """A fresh model for the problem, on its device."""
-        net = self.build_net(problem.inputs.shape[1], problem.size)
-        return ConstrainedModel(net.to(problem.inputs.device), self.build_layer(problem))
+        layer, device = self.build_layer(problem), problem.inputs.device
+        net = self.build_net(problem.inputs.shape[1], layer.predictions(problem.size))
+        return ConstrainedModel(net.to(device), layer.to(device))
 
     def build_relaxation(self) -> AdaptiveRelaxation:
         """The relaxation of each epoch."""
@@ -242,4 +255,23 @@ _BEST_FAMILIES: dict[str, dict[str, Any]] = {
         "penalty": 10.0,
         "damping_ratio": 0.3,
     },
+}
+
+# Methods that leave violations need a penalty in the loss; ours has settings of its own above.
+_BEST_METHODS: dict[str, dict[str, Any]] = {
+    "soft": {"penalty": 10.0},
+    "dc3": {"penalty": 10.0},
+    "hproj": {"penalty": 10.0},
+    "fsnet": {"penalty": 10.0},
+}
+_NO_RELAXATION = {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}
+_PAPER_METHODS: dict[str, dict[str, Any]] = {
+    "soft": _NO_RELAXATION,
+    "dc3": _NO_RELAXATION,
+    "hproj": _NO_RELAXATION,
+    "optnet": _NO_RELAXATION,
+    "pinet": _NO_RELAXATION,
+    "fsnet": _NO_RELAXATION,
+    "hardnet++": _NO_RELAXATION,
+    "hardnet": {"relaxation": "soft", "relax_epochs": 100, "setting": "paper"},
 }

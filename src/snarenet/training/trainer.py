@@ -71,8 +71,8 @@ class Trainer:
             session = _Session(self.config, run, model, problem, group)
             if resume is not None:
                 session.load()
-            elif self.config.relaxation == "adarel":
-                session.measure()
+            else:
+                session.prepare()
             self._train(session)
         return run
 
@@ -114,10 +114,17 @@ class _Session:
         """Optimisation steps in an epoch."""
         return math.ceil(len(self.data) / self.config.batch)
 
-    def measure(self) -> None:
-        """Set the relaxation from the untrained network."""
-        self.relaxation.measure(self.model, self.data)
-        self.group.broadcast([self.relaxation.initial])
+    def prepare(self) -> None:
+        """What comes before the first epoch: the method's own training, and the relaxation of the untrained network."""
+        layer, n = self.model.layer, self.problem.size
+        if self.config.relaxation != "none" and layer.predictions(n) != n:
+            raise ValueError(
+                f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set"
+            )
+        layer.pretrain(self.data, seed=self.config.seed)
+        if self.config.relaxation == "adarel":
+            self.relaxation.measure(self.model, self.data)
+        self.group.broadcast([*self.model.layer.state_dict().values(), self.relaxation.initial])
 
     def epochs(self, reference: Tensor | None) -> Iterator[dict[str, Any]]:
         """Train to the end; gives the metrics of each epoch after it."""
@@ -142,8 +149,9 @@ class _Session:
         step, steps = self.epoch * self.steps_per_epoch, config.epochs * self.steps_per_epoch
         totals, lr = Totals(self.device), 0.0
         self.model.train()
-        most = config.record if self.stepper.records else config.max_steps
-        with at(self.model.layer, config.tol, most, "ignore"):
+        layer = self.model.layer
+        tol, most = (config.tol, config.max_steps) if config.method == "snare" else (layer.tol, layer.max_steps)
+        with at(layer, tol, config.record if self.stepper.records else most, "ignore"):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
                 self.stepper(x, relax, soft, lr, totals)
