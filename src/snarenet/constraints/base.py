@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 def residual(value: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """relu(value - upper) - relu(lower - value): what each row is above or below its bounds, zero between them.
-
-    In one operation, for the loop; it has no derivative in the bounds of an equality.
-    """
+    """relu(value - upper) - relu(lower - value): what each row is above or below its bounds, zero between them."""
+    if torch.is_grad_enabled() and (lower.requires_grad or upper.requires_grad):
+        return torch.relu(value - upper) - torch.relu(lower - value)  # a clamp is constant in bounds that are equal
     return value - torch.clamp(value, lower, upper)
 
 
@@ -86,8 +85,7 @@ class Constraints(nn.Module, ABC):
     def residual(self, y: Tensor, x: Any = None, relax: float | Tensor = 0.0) -> Tensor:
         """(B, rows) violations of the bounds widened by `relax`: positive above, negative below, else zero."""
         instance = self.at(self.check(y), x)
-        value = instance.map.value(y)
-        return torch.relu(value - instance.upper - relax) - torch.relu(instance.lower - relax - value)
+        return residual(instance.map.value(y), instance.lower - relax, instance.upper + relax)
 
     def violation(self, y: Tensor, x: Any = None) -> Tensor:
         """(B,) the largest violation of each sample."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.base import Instance, largest
+from snarenet.constraints.base import Instance, largest, residual
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.lbfgs import InverseHessian
 from snarenet.repair import check_options
@@ -175,9 +175,8 @@ class _Live(NamedTuple):
 
 
 def _violation(instance: Instance, y: Tensor) -> Tensor:
-    """(b, rows) what y violates; differentiable in bounds, which a clamp is not where l = u."""
-    g = instance.map.value(y)
-    return torch.relu(g - instance.upper) - torch.relu(instance.lower - g)
+    """(b, rows) what y violates."""
+    return residual(instance.map.value(y), instance.lower, instance.upper)
 
 
 def _measure(instance: Instance, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

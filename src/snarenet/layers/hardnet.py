@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Box, Constraints, Linear, Stack
+from snarenet.constraints.base import residual
 from snarenet.constraints.data import tracing
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap, transposed_times
 from snarenet.damping import Constant
@@ -72,8 +73,7 @@ class HardNetLayer(Layer):
         finite = work.isfinite().all(1, keepdim=True)
         start = torch.where(finite, work, 0.0)
         instance = relaxed(self.constraints.at(start, x), relax)
-        g = instance.map.value(start)
-        r = torch.relu(g - instance.upper) - torch.relu(instance.lower - g)  # a clamp has no gradient where l = u
+        r = residual(instance.map.value(start), instance.lower, instance.upper)
         value = torch.where(finite, start - transposed_times(self._inverse(instance.map, start), r), work)
         solution = self.judge(instance, value, work, (r != 0).any(1).long())
         if y.dtype == work.dtype:
