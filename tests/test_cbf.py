@@ -203,6 +203,10 @@ def test_large_controls_take_short_steps() -> None:
     torch.testing.assert_close(fast[:, 0], 1000 * 0.002**2 * k * (k - 1) / 2)
     torch.testing.assert_close(slow[:, 3], torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64))
     torch.testing.assert_close(slow[:, 2], torch.tensor([0.0, 0.02, 0.04], dtype=torch.float64))
+    j = torch.arange(20, dtype=torch.float64)  # the integral weighs every short step by its own length
+    position, speed = 1000 * 0.002**2 * j * (j - 1) / 2, 1000 * 0.002 * j
+    stage = 100 * position.square() + 0.1 * (speed.square() + 1000**2)
+    torch.testing.assert_close(problem.run(model, x).objective[0], 0.002 * stage.sum())
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e200], ids=str)

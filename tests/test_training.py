@@ -131,6 +131,7 @@ class TestMetrics:
         found = gaps(torch.tensor([1.0, nan, 3.0]), torch.tensor([2.0, nan, 2.0]))
         assert (found["mean"], found["instances"]) == (2.0, 2)
         assert gaps(torch.tensor([nan]), torch.tensor([nan])) is None
+        assert gaps(torch.tensor([-1.0, 0.0, 1e-9, 3.0]), torch.ones(4))["negative"] == 0.25
 
 
 class TestStep:
