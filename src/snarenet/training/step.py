@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from snarenet.layers import SoftLayer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
-from snarenet.solution import Solution, Status
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
-
-
-class Unrepaired:
-    """A model whose predictions are left as they are: the soft start, and a baseline."""
-
-    def __init__(self, model: ConstrainedModel) -> None:
-        self.model = model
-
-    def solve(self, x: Any, relax: float | Tensor | None = None) -> Solution:
-        y = self.model.raw(x)
-        violation = self.model.layer.constraints.violation(y.detach(), x)
-        status = torch.where(violation <= self.model.layer.tol, int(Status.CONVERGED), int(Status.MAX_STEPS))
-        return Solution(y, y, status, torch.zeros_like(status), violation)
 
 
 class Totals:
@@ -69,6 +55,8 @@ class Stepper:
 
     def __init__(self, model: ConstrainedModel, problem: Problem, config: TrainConfig, group: Group) -> None:
         self.model, self.problem, self.config, self.group = model, problem, config, group
+        soft = SoftLayer(model.layer.constraints, tol=config.tol, on_failure="ignore")
+        self.unrepaired = ConstrainedModel(model.net, soft)  # for epochs that leave predictions as they are
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizers = _optimizers(model, self.parameters, config)
         self.records = config.record > 0 and problem.inputs.device.type == "cuda" and group.size == 1
@@ -102,7 +90,7 @@ class Stepper:
     def differentiate(self, x: Tensor, relax: float | Tensor, soft: bool) -> tuple[Tensor, Outcome]:
         """Set the gradients of the loss on this process's share of x: (the loss of every sample, the outcome)."""
         config, mine = self.config, self.group.share(x)
-        model = Unrepaired(self.model) if soft else self.model
+        model = self.unrepaired if soft else self.model
         outcome = self.problem.run(model, mine, relax if isinstance(relax, Tensor) else None)
         loss = outcome.cost + config.penalty * outcome.penalty + config.proximity * outcome.distance
         total = loss.sum() / len(x) if config.reduction == "mean" else loss.sum()
