@@ -123,7 +123,7 @@ class TestScaling:
         A, b, y = draw(5, 8, seed=1), draw(5, seed=2), draw(50, 8, seed=3, scale=2)
         scale = torch.ones(5, dtype=torch.float64)
         scale[row] = factor
-        self.compare(sn.Linear(A, upper=b), sn.Linear(A * scale.unsqueeze(1), upper=b * scale), y)
+        self.expect_same(sn.Linear(A, upper=b), sn.Linear(A * scale.unsqueeze(1), upper=b * scale), y)
 
     @pytest.mark.parametrize("factor", [1e3, 1e-3])
     @pytest.mark.parametrize("row", [0, 1, 2])
@@ -132,16 +132,16 @@ class TestScaling:
         scale = torch.ones(3, dtype=torch.float64)
         scale[row] = factor
         column = scale.unsqueeze(1)
-        self.compare(sn.Quadratic(H, G, upper=0.3), sn.Quadratic(H * column, G * column, upper=0.3 * scale), y)
+        self.expect_same(sn.Quadratic(H, G, upper=0.3), sn.Quadratic(H * column, G * column, upper=0.3 * scale), y)
         shared = draw(2, 8, seed=4)
-        self.compare(
+        self.expect_same(
             sn.Quadratic(H, G, upper=0.3) & sn.Linear(shared, equals=0.1),
             sn.Quadratic(H * column, G * column, upper=0.3 * scale) & sn.Linear(shared, equals=0.1),
             y,
         )
 
     @staticmethod
-    def compare(plain: sn.Constraints, scaled: sn.Constraints, y: Tensor) -> None:
+    def expect_same(plain: sn.Constraints, scaled: sn.Constraints, y: Tensor) -> None:
         tol = 1e-8
         a, b = sn.SnareLayer(plain, tol=tol).solve(y), sn.SnareLayer(scaled, tol=tol).solve(y)
         assert a.converged.all()

@@ -76,6 +76,14 @@ class Layer(nn.Module, ABC):
             steps = steps if isinstance(steps, Tensor) else torch.full_like(status, steps)
         return Solution(value, raw, status, steps, worst)
 
+    def rounded(self, solution: Solution, instance: Instance, dtype: torch.dtype) -> Solution:
+        """The solution in the precision of the predictions; its violation is that of the rounded value."""
+        if solution.value.dtype == dtype:
+            return solution
+        value = solution.value.to(dtype)
+        again = self.judge(instance, value.to(solution.value.dtype), solution.raw, solution.steps)
+        return solution._replace(value=value, raw=solution.raw.to(dtype), violation=again.violation)
+
     def _report(self, solution: Solution) -> None:
         message = (
             f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "

@@ -113,11 +113,7 @@ class DC3Layer(Layer):
             value, steps = value + (final - value.detach()), steps + more
         value, raw = (torch.where(finite, point, torch.nan) for point in (value, start))
         solution = self.judge(instance, value, raw, steps)
-        if y.dtype == torch.float64:
-            return solution
-        value, raw = value.to(y.dtype), raw.to(y.dtype)
-        rounded = self.judge(instance, value.to(torch.float64), raw, steps)
-        return solution._replace(value=value, raw=raw, violation=rounded.violation)
+        return self.rounded(solution, instance, y.dtype)
 
     def _correct(self, rest: Instance, y: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """The point after at most so many steps, and how many each sample took."""

@@ -93,12 +93,7 @@ class FSNetLayer(Layer):
         value = torch.where(finite, value, work)
         solution = self.judge(instance, value, work, torch.where(finite.squeeze(1), steps, 0))
         status = torch.where(stalled & (solution.status == Status.MAX_STEPS), int(Status.STALLED), solution.status)
-        solution = solution._replace(status=status)
-        if y.dtype == work.dtype:
-            return solution
-        value = value.to(y.dtype)
-        violation = self.judge(instance, value.to(work.dtype), work, steps).violation  # of what is returned
-        return solution._replace(value=value, raw=y, violation=violation)
+        return self.rounded(solution._replace(status=status), instance, y.dtype)
 
     def _descend(self, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L-BFGS from y: (where it leads, the iterations of each sample, who stopped short of the set)."""

@@ -76,11 +76,7 @@ class HardNetLayer(Layer):
         r = residual(instance.map.value(start), instance.lower, instance.upper)
         value = torch.where(finite, start - transposed_times(self._inverse(instance.map, start), r), work)
         solution = self.judge(instance, value, work, (r != 0).any(1).long())
-        if y.dtype == work.dtype:
-            return solution
-        value = value.to(y.dtype)
-        violation = self.judge(instance, value.to(work.dtype), work, 1).violation  # of what is returned
-        return solution._replace(value=value, raw=y, violation=violation)
+        return self.rounded(solution, instance, y.dtype)
 
     def _inverse(self, map: Map, y: Tensor) -> Tensor:
         """The transposed pseudo-inverse of the rows, computed once where they are constant."""

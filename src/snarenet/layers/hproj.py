@@ -126,14 +126,8 @@ class HProjLayer(Layer):
         instance = relaxed(instance, relax)
         judged = self.judge(instance, value, raw, steps)
         stalled = ended & (judged.status == int(Status.MAX_STEPS))  # even the centre is infeasible: no step would help
-        value, raw = value.to(y.dtype), raw.to(y.dtype)
-        return Solution(
-            value=value,
-            raw=raw,
-            status=torch.where(stalled, int(Status.STALLED), judged.status),
-            steps=steps,
-            violation=self.judge(instance, value.to(torch.float64), raw, steps).violation,  # after rounding
-        )
+        status = torch.where(stalled, int(Status.STALLED), judged.status)
+        return self.rounded(judged._replace(status=status), instance, y.dtype)
 
     def pretrain(
         self,
