@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from conformance import assert_equal, draw, gradients
@@ -177,45 +175,6 @@ class TestSteps:
         assert (F[1:] <= F[:-1] + 1e-20).all()
         assert (F[-1] < 0.2 * F[0] + 1e-20).all()
 
-    def test_the_same_answer_in_any_batch(self, name: str) -> None:
-        layer = quiet(SETS[name]()).eval()
-        whole = layer.solve(PARTIAL, X)
-        for i in range(5):
-            alone = layer.solve(PARTIAL[i : i + 1], X[i : i + 1])
-            torch.testing.assert_close(alone.value[0], whole.value[i], rtol=0, atol=1e-12)
-            assert alone.steps[0] == whole.steps[i]
-
-    def test_nonfinite_predictions(self, name: str) -> None:
-        layer = quiet(SETS[name]())
-        broken = PARTIAL.clone()
-        broken[1, 0], broken[3, 2] = torch.nan, torch.inf
-        broken.requires_grad_()
-        solution, good = layer.solve(broken, X), [0, 2, 4]
-        assert (solution.status == sn.Status.NONFINITE).tolist() == [False, True, False, True, False]
-        torch.testing.assert_close(solution.value[good], layer(PARTIAL, X)[good], rtol=0, atol=1e-12)
-        solution.value[good].sum().backward()
-        assert broken.grad is not None
-        assert broken.grad.isfinite().all()
-
-    def test_float32_in_float32_out(self, name: str) -> None:
-        p = PARTIAL.float().requires_grad_()
-        layer = quiet(SETS[name]())
-        solution = layer.solve(p, X.float())
-        assert solution.value.dtype == solution.raw.dtype == torch.float32
-        assert_equal(solution.value.double(), layer(PARTIAL, X), 1e-5)
-        assert_equal(solution.violation, layer.constraints.violation(solution.value.double(), X.float()), 1e-12)
-        solution.value.sum().backward()
-        assert p.grad is not None
-        assert p.grad.dtype == torch.float32
-
-    def test_empty_batch(self, name: str) -> None:
-        p = PARTIAL[:0].clone().requires_grad_()
-        solution = quiet(SETS[name]()).eval().solve(p, X[:0])
-        assert solution.value.shape == (0, 7)
-        assert solution.status.shape == solution.steps.shape == (0,)
-        solution.value.sum().backward()
-        assert p.grad is not None
-
 
 class TestLayer:
     def test_one_halfspace_in_one_step(self) -> None:
@@ -290,46 +249,13 @@ class TestLayer:
         with pytest.raises(ValueError, match=message):
             DC3Layer(linear(), **options)
 
-    def test_wrong_predictions(self) -> None:
-        layer = DC3Layer(linear())
-        with pytest.raises(ValueError, match=r"`y` must have shape \(B, 4\), the partial.*got shape \(5, 7\)"):
-            layer(draw(5, 7), X)
-        with pytest.raises(TypeError, match=r"floating-point tensor, but got torch\.int64"):
-            layer(PARTIAL.long(), X)
-
-    @pytest.mark.parametrize("name", DC3Layer.SETTINGS)
-    def test_settings(self, name: str) -> None:
-        layer = quiet(linear(), **DC3Layer.SETTINGS[name])
-        assert_equal(layer(PARTIAL, X) @ C.T, X, 1e-12)
-
-    def test_copy_and_state_dict(self) -> None:
-        """The choice of variables and the equalities are the saved ones."""
+    def test_the_choice_of_variables_is_saved(self) -> None:
         layer, other = quiet(linear()), quiet(linear(), partial="random")
-        expected = layer(PARTIAL, X)
         assert not torch.equal(other.completion.order, layer.completion.order)
-        for twin in (other, copy.deepcopy(layer)):
-            with torch.no_grad():
-                twin.constraints.parts[0].A.mul_(1.5)
-            assert not torch.allclose(twin(PARTIAL, X), expected)
-            twin.load_state_dict(layer.state_dict())
-            assert torch.equal(twin(PARTIAL, X), expected)
-        assert torch.equal(layer(PARTIAL, X), expected)
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(other(PARTIAL, X), layer(PARTIAL, X))
         assert sum("A" in key.split(".") for key in layer.state_dict()) == 3  # nothing is saved twice
 
     def test_a_moved_layer_obeys_its_rounded_equalities(self) -> None:
         layer = quiet(linear()).float()
         assert_equal(layer(PARTIAL, X) @ C.float().double().T, X, 1e-12)
-
-
-@pytest.mark.parametrize("family", ["nclp", "qcqp"])
-def test_training(family: str, tmp_path) -> None:
-    problem = sn.problems.load(family, size=8, inequalities=3, equalities=2, instances=120)
-    config = sn.TrainConfig(epochs=1, batch=25, width=16, relaxation="none", validate_every=1)
-    layer = quiet(problem.constraints)
-    model = sn.ConstrainedModel(config.build_net(2, layer.predictions(problem.size)), layer)
-    before = copy.deepcopy(model.net.state_dict())
-    sn.Trainer(config, tmp_path / "run", quiet=True).fit(model, problem)
-    assert not torch.equal(model.net[0].weight, before["0.weight"])
-    x = problem.split("test")
-    errors = problem.run(model, x).errors
-    assert errors[:, problem.equalities(x)].max() < 1e-12

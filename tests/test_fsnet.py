@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,56 +219,6 @@ class TestMethod:
 
 
 class TestLayer:
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_the_same_answer_in_any_batch(self, family: str) -> None:
-        layer = FSNetLayer(FAMILIES[family](), **EXACT)
-        y, x = Y.clone().requires_grad_(), X.clone().requires_grad_()
-        whole = layer.solve(y, x)
-        assert whole.steps.min() < whole.steps.max()
-        slopes = gradients(whole.value[:, :1].expand(7, 6), [y, x])
-        for i in range(7):
-            alone = layer.solve(y[[i]], x[[i]])
-            assert alone.steps.item() == whole.steps[i]
-            torch.testing.assert_close(alone.value[0], whole.value[i], rtol=0, atol=1e-9)
-            weight = draw(7, 6, seed=99)[i].sum()
-            for actual, wanted in zip(
-                torch.autograd.grad(weight * alone.value[0, 0], [y, x], allow_unused=True), slopes, strict=True
-            ):
-                assert actual is not None
-                torch.testing.assert_close(actual[i], wanted[i], rtol=1e-6, atol=1e-6)
-
-    def test_float32_in_float32_out(self) -> None:
-        y = Y.float().requires_grad_()
-        solution = FSNetLayer(convex(), **EXACT).solve(y, X.float())
-        assert solution.value.dtype == solution.raw.dtype == torch.float32
-        assert solution.converged.all()
-        expected = convex().violation(solution.value.double(), X.float())
-        assert_equal(solution.violation, expected, 1e-6)
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.dtype == torch.float32
-
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_empty_batch(self, family: str) -> None:
-        y = torch.empty(0, 6, dtype=torch.float64, requires_grad=True)
-        solution = FSNetLayer(FAMILIES[family]()).solve(y, torch.empty(0, 2, dtype=torch.float64))
-        assert solution.value.shape == (0, 6)
-        assert solution.status.shape == solution.steps.shape == (0,)
-        solution.value.sum().backward()
-
-    def test_a_wrong_prediction_spoils_no_other(self) -> None:
-        layer = FSNetLayer(moving(), **EXACT, on_failure="ignore")
-        y = Y.clone()
-        y[2, 1] = torch.nan
-        y.requires_grad_()
-        solution, good = layer.solve(y, X), [0, 1, 3, 4, 5, 6]
-        assert solution.status[2] == sn.Status.NONFINITE
-        assert solution.violation[2] == torch.inf
-        torch.testing.assert_close(solution.value[good], layer(Y, X)[good], rtol=0, atol=1e-9)
-        solution.value[good].sum().backward()
-        assert y.grad is not None
-        assert y.grad.isfinite().all()
-
     def test_a_constraint_that_is_not_a_number(self) -> None:
         family = sn.Nonlinear(lambda y, x: y.log().sum(1, keepdim=True), rows=1, upper=0.0)
         y = torch.tensor([[2.0, 3.0], [-1.0, 1.0]], dtype=torch.float64)
@@ -302,22 +251,3 @@ class TestLayer:
     def test_wrong_arguments(self, options: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             FSNetLayer(linear(), **options)
-
-    @pytest.mark.parametrize("setting", ["paper", "fair"])
-    def test_training(self, setting: str, tmp_path: Path) -> None:
-        """The trainer takes the layer in both settings, and its weights come back from their state."""
-        family = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
-        config = sn.TrainConfig(epochs=1, batch=25, width=8)
-        model, twin = (
-            sn.ConstrainedModel(config.build_net(2, 8), FSNetLayer(family.constraints, **FSNetLayer.SETTINGS[setting]))
-            for _ in range(2)
-        )
-        before = model.net[0].weight.detach().clone()
-        line = sn.Trainer(config, tmp_path, quiet=True).fit(model, family).metrics()[0]
-        assert not torch.equal(model.net[0].weight, before)
-        assert line["valid"]["converged"] == 1.0
-        assert line["valid"]["violation"] <= model.layer.tol
-        x = family.split("test")
-        assert not torch.equal(twin.eval()(x), model(x))
-        twin.load_state_dict(model.state_dict())
-        assert torch.equal(twin(x), model(x))

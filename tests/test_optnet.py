@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,26 +101,6 @@ class TestGradient:
 
 
 class TestLayer:
-    def test_float32(self) -> None:
-        y = Y.float().requires_grad_()
-        solution = OptNetLayer(constraints()).solve(y, X.float())
-        assert solution.value.dtype == torch.float32
-        assert solution.raw is y
-        assert solution.converged.all()
-        assert solution.violation.max() < 1e-5
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.dtype == torch.float32
-
-    def test_empty_batch(self) -> None:
-        y = Y[:0].clone().requires_grad_()
-        solution = OptNetLayer(constraints()).solve(y, X[:0])
-        assert solution.value.shape == (0, N)
-        assert solution.status.shape == (0,)
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.shape == (0, N)
-
     def test_failed_samples_are_marked_and_leave_others_alone(self) -> None:
         """An empty set for sample 1, a prediction that is not a number for sample 3."""
         layer = OptNetLayer(sn.Box(torch.zeros(N), 1.0) & sn.Linear(torch.ones(1, N), equals=lambda x: x))
@@ -196,26 +174,3 @@ class TestLayer:
         monkeypatch.setitem(sys.modules, "cvxpylayers.torch", None)
         with pytest.raises(ImportError, match=r'OptNet needs cvxpylayers: pip install "snarenet\[baselines\]"'):
             OptNetLayer(constraints())
-
-    def test_copy_and_state_dict(self) -> None:
-        layer = OptNetLayer(sn.Linear(A.clone(), upper=0.1))
-        expected = layer(Y)
-        twin = copy.deepcopy(layer)
-        for tensor in twin.state_dict().values():
-            tensor.mul_(1.5).add_(0.1)
-        assert (twin(Y) - expected).abs().max() > 1e-3
-        twin.load_state_dict(layer.state_dict())
-        assert torch.equal(twin(Y), expected)
-
-    @pytest.mark.parametrize("setting", OptNetLayer.SETTINGS)
-    def test_training(self, tmp_path: Path, setting: str) -> None:
-        problem = sn.problems.load("qcqp", size=6, inequalities=3, equalities=2, instances=60)
-        config = sn.TrainConfig(epochs=1, batch=25, width=16, precision="float64", lr=1e-2)
-        model = sn.ConstrainedModel(
-            config.build_net(2, 6), OptNetLayer(problem.constraints, **OptNetLayer.SETTINGS[setting])
-        )
-        before = problem.run(model, problem.split("valid")).objective.mean()
-        sn.Trainer(config, tmp_path, quiet=True).fit(model, problem)
-        outcome = problem.run(model, problem.split("valid"))
-        assert outcome.objective.mean() < before
-        assert outcome.violation.max() <= 1e-6

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -170,48 +167,6 @@ class TestGradient:
 
 
 class TestLayer:
-    def test_float32(self) -> None:
-        y = Y.float().requires_grad_()
-        solution = PiNetLayer(constraints()).solve(y, X.float())
-        assert solution.value.dtype == torch.float32
-        assert solution.raw is y
-        assert solution.converged.all()
-        assert 0 < solution.violation.max() < 1e-5
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.dtype == torch.float32
-
-    def test_empty_batch(self) -> None:
-        y = Y[:0].clone().requires_grad_()
-        solution = PiNetLayer(constraints()).solve(y, X[:0])
-        assert solution.value.shape == (0, N)
-        assert solution.status.shape == (0,)
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.shape == (0, N)
-
-    def test_bad_samples_do_not_disturb_others(self) -> None:
-        layer = PiNetLayer(constraints(), on_failure="ignore")
-        y = Y.clone()
-        y[2, 1] = torch.nan
-        solution = layer.solve(y.requires_grad_(), X)
-        assert solution.status.tolist() == [0, 0, 3, 0, 0, 0, 0]
-        assert solution.violation[2] == torch.inf
-        assert solution.steps[2] == 0
-        good = [0, 1, 3, 4, 5, 6]
-        torch.testing.assert_close(solution.value[good], layer(Y, X)[good], rtol=0, atol=1e-12)
-        solution.value[good].sum().backward()
-        assert y.grad is not None
-        assert y.grad.isfinite().all()
-
-    def test_the_same_answer_in_any_batch(self) -> None:
-        layer = PiNetLayer(constraints())
-        whole = layer.solve(Y, X)
-        for i in range(BATCH):
-            alone = layer.solve(Y[[i]], X[[i]])
-            torch.testing.assert_close(alone.value[0], whole.value[i], rtol=0, atol=1e-12)
-            assert alone.steps[0] == whole.steps[i]
-
     def test_an_empty_set_is_reported(self) -> None:
         with pytest.warns(sn.RepairWarning, match="3 of 3 samples"):
             solution = PiNetLayer(empty_set(), max_steps=200).solve(draw(3, 2))
@@ -232,27 +187,6 @@ class TestLayer:
             PiNetLayer(make())
 
     def test_wrong_options(self) -> None:
-        for option, value in (("omega", 2.0), ("sigma", 0.0), ("on_failure", "shout")):
+        for option, value in (("omega", 2.0), ("sigma", 0.0)):
             with pytest.raises(ValueError, match=f"`{option}` must be"):
                 PiNetLayer(constraints(), **{option: value})  # pyright: ignore
-
-    def test_copy_and_state_dict(self) -> None:
-        layer = PiNetLayer(sn.Linear(A.clone(), upper=0.1))
-        expected = layer(Y)
-        twin = copy.deepcopy(layer)
-        for tensor in twin.state_dict().values():
-            tensor.mul_(1.5).add_(0.1)
-        assert (twin(Y) - expected).abs().max() > 1e-3
-        twin.load_state_dict(layer.state_dict())
-        assert torch.equal(twin(Y), expected)
-
-    def test_training(self, tmp_path: Path) -> None:
-        problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=120)
-        config = sn.TrainConfig(epochs=1, batch=25, width=16, precision="float64", lr=1e-2)
-        layer = PiNetLayer(problem.constraints)
-        model = sn.ConstrainedModel(config.build_net(2, 8), layer)
-        before = problem.run(model, problem.split("valid")).objective.mean()
-        sn.Trainer(config, tmp_path, quiet=True).fit(model, problem)
-        outcome = problem.run(model, problem.split("valid"))
-        assert outcome.objective.mean() < before
-        assert outcome.violation.max() <= 1e-8

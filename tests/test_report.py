@@ -161,7 +161,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def blank(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Figures are made, and kept in this list, but not rendered, which takes a second a page."""
     made: list[Any] = []
-    monkeypatch.setattr(figures, "_svg", lambda figure: made.append(figure) or "<svg/>")
+    monkeypatch.setattr(figures, "to_svg", lambda figure: made.append(figure) or "<svg/>")
     return made
 
 

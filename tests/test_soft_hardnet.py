@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from conformance import assert_equal, draw, gradients
@@ -11,7 +9,6 @@ from textbook import autograd_jacobian, textbook_repair
 from torch import Tensor, nn
 
 import snarenet as sn
-from snarenet.layers.base import Layer
 from snarenet.layers.hardnet import HardNetLayer, HardNetPlusPlusLayer, hardnet_plus_plus
 from snarenet.layers.soft import SoftLayer
 
@@ -34,82 +31,6 @@ def matrix(x: Tensor) -> Tensor:
 
 def moving() -> sn.Constraints:
     return sn.Linear(matrix, lower=lambda x: -x.square() - 0.1, upper=lambda x: 0.2 + x.square())
-
-
-LAYERS = {"soft": SoftLayer, "hardnet": HardNetLayer, "hardnet++": hardnet_plus_plus}
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-class TestEveryLayer:
-    def test_float32_in_float32_out(self, kind: str) -> None:
-        y = Y.float().requires_grad_()
-        solution = LAYERS[kind](constraints()).solve(y, X.float())
-        assert solution.value.dtype == solution.raw.dtype == torch.float32
-        assert_equal(solution.value.double(), LAYERS[kind](constraints())(Y, X), 1e-5)
-        assert_equal(solution.violation, constraints().violation(solution.value.double(), X.float()), 1e-6)
-        solution.value.sum().backward()
-        assert y.grad is not None
-        assert y.grad.dtype == torch.float32
-
-    def test_empty_batch(self, kind: str) -> None:
-        y = torch.empty(0, 6, dtype=torch.float64, requires_grad=True)
-        for family in (constraints(), moving()):
-            solution = LAYERS[kind](family).solve(y, torch.empty(0, 2, dtype=torch.float64))
-            assert solution.value.shape == (0, 6)
-            assert solution.status.shape == solution.steps.shape == (0,)
-            solution.value.sum().backward()
-
-    def test_a_wrong_prediction_spoils_no_other(self, kind: str) -> None:
-        layer = LAYERS[kind](constraints(), on_failure="ignore")
-        y = Y.clone()
-        y[2, 1] = torch.nan
-        y.requires_grad_()
-        solution, good = layer.solve(y, X), [0, 1, 3, 4, 5, 6]
-        assert solution.status[2] == sn.Status.NONFINITE
-        assert solution.violation[2] == torch.inf
-        torch.testing.assert_close(solution.value[good], layer(Y, X)[good], rtol=0, atol=1e-12)
-        solution.value[good].sum().backward()
-        assert y.grad is not None
-        assert y.grad.isfinite().all()
-
-    def test_the_same_answer_in_any_batch(self, kind: str) -> None:
-        for family in (constraints(), moving()):
-            layer = LAYERS[kind](family)
-            whole = layer(Y, X)
-            for i in range(7):
-                torch.testing.assert_close(layer(Y[[i]], X[[i]])[0], whole[i], rtol=0, atol=1e-12)
-
-    def test_relaxation(self, kind: str) -> None:
-        """In training the outputs are judged, and made, by the widened bounds; in eval mode by the true ones."""
-        layer = LAYERS[kind](constraints(), on_failure="ignore")
-        relaxed = layer.solve(Y, X, relax=0.3)
-        expected = (constraints().violation(relaxed.value, X) - 0.3).clamp(min=0)
-        torch.testing.assert_close(relaxed.violation, expected, rtol=0, atol=1e-12)
-        true = layer.eval().solve(Y, X)
-        assert torch.equal(layer.solve(Y, X, relax=0.3).value, true.value)
-        if kind != "soft":
-            assert (relaxed.value - true.value).norm(dim=1).max() > 0.1
-
-    def test_training(self, kind: str, tmp_path: Path) -> None:
-        """The trainer takes the layer, and its weights come back from their state."""
-        family = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
-        config = sn.TrainConfig(epochs=1, batch=25, width=8, penalty=10.0)
-        model, twin = (sn.ConstrainedModel(config.build_net(2, 8), LAYERS[kind](family.constraints)) for _ in range(2))
-        before = model.net[0].weight.detach().clone()
-        line = sn.Trainer(config, tmp_path, quiet=True).fit(model, family).metrics()[0]
-        assert not torch.equal(model.net[0].weight, before)
-        assert (line["valid"]["violation"] <= 1e-8) == (kind != "soft")
-        x = family.split("test")
-        assert not torch.equal(twin.eval()(x), model(x))
-        twin.load_state_dict(model.state_dict())
-        assert torch.equal(twin(x), model(x))
-
-    @pytest.mark.parametrize("setting", ["paper", "fair"])
-    def test_settings(self, kind: str, setting: str) -> None:
-        cls: type[Layer] = {"hardnet++": HardNetPlusPlusLayer}.get(kind, LAYERS[kind])
-        layer = cls(constraints(), **cls.SETTINGS[setting]).eval()
-        assert layer.solve(Y, X).value.shape == Y.shape
-        assert cls.title in ("Soft", "HardNet", "HardNet++")
 
 
 class TestSoft:
@@ -141,8 +62,6 @@ class TestSoft:
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match="`max_steps` must be a whole number"):
             SoftLayer(constraints(), max_steps=-1)
-        with pytest.raises(ValueError, match=r"`y` must have shape \(B, 6\)"):
-            SoftLayer(constraints())(Y[:, :5], X)
 
 
 class TestHardNet:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.training import run as run_module
 from snarenet.training.progress import describe, flatten, progress, tensorboard
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
@@ -369,18 +368,18 @@ class TestMishaps:
     def test_a_full_or_read_only_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         """The failed write leaves the last good checkpoint and no debris, and the run can be resumed."""
         whole = fit(tmp_path / "whole")
-        epochs = 0
+        saved = 0
 
         def replace(source: str, target: str) -> None:
-            nonlocal epochs
+            nonlocal saved
             if Path(target).name == "checkpoint.safetensors":
-                epochs += 1
-                if epochs == 3:
+                saved += 1  # the first is that of the untrained model
+                if saved == 4:
                     raise OSError(code, os.strerror(code))
             real(source, target)
 
         real = os.replace
-        monkeypatch.setattr(run_module.os, "replace", replace)
+        monkeypatch.setattr(os, "replace", replace)
         with pytest.raises(sn.RunError, match=f"{os.strerror(code)}; what was saved before is intact"):
             fit(tmp_path / "cut")
         monkeypatch.undo()

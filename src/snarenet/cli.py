@@ -1,8 +1,9 @@
-"""The command line: `snarenet demo | train | evaluate | report`. tyro is imported only here."""
+"""The command line: `snarenet demo | train | evaluate | report | compare`. tyro is imported only here."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import sys
 from collections.abc import Callable
@@ -17,10 +18,13 @@ from rich.progress import Progress
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from snarenet.constraints import Constraints, Nonlinear
+from snarenet.experiments.compare import Plan, compare
+from snarenet.layers import METHODS
 from snarenet.problems import Problem, load, names
 from snarenet.problems.base import Split
 from snarenet.reference import Reference, solve
 from snarenet.repair import repair
+from snarenet.report.comparison import terminal_table
 from snarenet.report.figures import draw_repair_paths
 from snarenet.report.page import write_report
 from snarenet.report.tables import evaluation_table
@@ -31,6 +35,7 @@ Engine = Annotated[
     Literal["ipopt", "clarabel", "slsqp", "gurobi", "none"], arg(help="reference solver; none for no gap")
 ]
 _NO_SIZES: dict[str, int] = {}
+_NO_CHANGES: dict[str, str] = {}
 Device = Annotated[str, arg(help="where to train: auto, cpu, cuda, cuda:1 ...")]
 
 
@@ -81,6 +86,40 @@ def report(run: Annotated[Positional[Path], arg(help="run folder")]) -> None:
     """Draw a run: one HTML page with figures and numbers."""
     Run.open(run)
     _say(f"The report is {write_report(run)}")
+
+
+def compare_methods(
+    problem: Annotated[Positional[str], arg(help=f"one of {', '.join(names())}")],
+    methods: Annotated[tuple[str, ...], arg(help="which; all unless given")] = tuple(METHODS),
+    seeds: Annotated[int, arg(help="runs of each method")] = 3,
+    epochs: Annotated[int, arg(help="epochs of a run; OptNet, a hundred times slower, has 1; see --set")] = 10,
+    recipe: Annotated[Literal["best", "paper"], arg(help="how to train")] = "best",
+    changes: Annotated[
+        dict[str, str], arg(name="set", help="other settings, for all or for one: --set width 800 dc3.penalty 1")
+    ] = _NO_CHANGES,
+    tol: Annotated[float | None, arg(help="tolerance in the test; each method's own unless given")] = None,
+    out: Annotated[Path | None, arg(help="folder; comparisons/PROBLEM unless given. What is there goes on")] = None,
+    jobs: Annotated[int, arg(help="runs at a time")] = 1,
+    sizes: Annotated[dict[str, int], arg(help="sizes of the problem")] = _NO_SIZES,
+    engine: Engine = "ipopt",
+    classical: Annotated[bool, arg(help="also time IPOPT, Clarabel and SLSQP")] = True,
+    device: Device = "auto",
+) -> None:
+    """Train every method on a problem, and put them side by side with classical solvers: a table and a figure.
+
+    A comparison that was stopped goes on with the same command.
+    """
+    literal = {name: _literal(value) for name, value in changes.items()}
+    plan = Plan(problem, sizes, methods, seeds, epochs, recipe, literal, tol)
+    family, folder = _load(problem, sizes, "cpu"), out or Path("comparisons") / problem
+    plan.jobs(family)  # what is wrong with the settings is said before the references are computed
+    reference = _objective(_reference(family, "test", engine))
+    where = str(_device(device))
+    rows, remarks = compare(plan, folder, device=where, workers=jobs, reference=reference, classical=classical)
+    Console().print(terminal_table(rows))
+    for remark in remarks:
+        _say(remark)
+    _say(f"Table and figure are in {folder}")
 
 
 def demo(
@@ -173,6 +212,14 @@ def _objective(reference: Reference | None) -> torch.Tensor | None:
     return None if reference is None else reference.objective
 
 
+def _literal(text: str) -> object:
+    """A Python number or name, or else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
 def _unused(folder: Path) -> Path:
     """The folder, or folder-2, folder-3 ... if it is taken: nothing that a user made is overwritten."""
     k, free = 1, folder
@@ -189,7 +236,13 @@ def _say(sentence: str, error: bool = False) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the arguments name; what a user did wrong is said in a sentence, with exit code 1."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"demo": demo, "train": _with_defaults(arguments), "evaluate": evaluate_run, "report": report}
+    commands = {
+        "demo": demo,
+        "train": _with_defaults(arguments),
+        "evaluate": evaluate_run,
+        "report": report,
+        "compare": compare_methods,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="snarenet", description="Neural networks that obey hard constraints.", args=arguments

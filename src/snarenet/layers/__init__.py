@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import Any, Literal
 
 from snarenet.constraints import Constraints
@@ -48,7 +49,13 @@ METHODS: dict[str, type[Layer]] = {
 
 
 def build(
-    method: str, constraints: Constraints, inputs: int, size: int, setting: Setting = "fair", family: str = ""
+    method: str,
+    constraints: Constraints,
+    inputs: int,
+    size: int,
+    setting: Setting = "fair",
+    family: str = "",
+    seed: int = 0,
 ) -> Layer:
     """The layer of a method for constraints on outputs of `size` entries, given inputs x of `inputs` entries.
 
@@ -59,6 +66,7 @@ def build(
         size: entries of an output y.
         setting: "fair", a setting that lets the method do its best, or "paper", that of the paper's experiments.
         family: the problem's name, for settings of the paper that differ between families.
+        seed: of what a method chooses at random.
     """
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, 1)
@@ -67,5 +75,6 @@ def build(
     kind = METHODS[method]
     settings: dict[str, dict[str, Any]] = getattr(kind, "SETTINGS", {})
     chosen = settings.get(f"{setting}-{family}", settings.get(setting, {}))
-    needed = {"inputs": inputs, "size": size} if kind is HProjLayer else {}
-    return kind(constraints, **needed, **chosen)  # pyright: ignore[reportCallIssue]
+    asked = inspect.signature(kind).parameters
+    known = {name: value for name, value in {"inputs": inputs, "size": size, "seed": seed}.items() if name in asked}
+    return kind(constraints, **known, **chosen)  # pyright: ignore[reportCallIssue]

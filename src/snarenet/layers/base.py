@@ -6,7 +6,8 @@ import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from snarenet.constraints.data import tracing
 from snarenet.solution import RepairError, RepairWarning, Solution, Status
 
 OnFailure = Literal["warn", "raise", "ignore"]
+Progress = Callable[[int, int], None]
 
 
 class Layer(nn.Module, ABC):
@@ -29,7 +31,8 @@ class Layer(nn.Module, ABC):
         on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
     """
 
-    title: ClassVar[str]  # the method's name, for tables
+    title: str  # the method's name, for tables
+    recordable = True  # can a CUDA graph hold it? Not if it asks about values as it goes along
 
     def __init__(self, constraints: Constraints, tol: float, max_steps: int, on_failure: OnFailure) -> None:
         super().__init__()
@@ -48,8 +51,17 @@ class Layer(nn.Module, ABC):
         """How many numbers k the network has to predict for an output of `size` entries."""
         return size
 
-    def pretrain(self, inputs: Tensor, *, seed: int = 0) -> None:
-        """Learn what the method itself has to learn before the network is trained, from the training inputs."""
+    def pretrain(
+        self, inputs: Tensor, *, steps: int | None = None, seed: int = 0, progress: Progress | None = None
+    ) -> None:
+        """Learn what the method itself has to learn before the network is trained, from the training inputs.
+
+        Args:
+            inputs: (N, d) the training inputs.
+            steps: how many steps of its own training to take; the method's number unless given.
+            seed: of all that is random about it.
+            progress: called with (steps done, steps in all) now and then.
+        """
 
     def forward(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Tensor:
         """The outputs for predictions y, in the dtype of y; see `solve`."""

@@ -51,7 +51,7 @@ class Completion(nn.Module):
 
     Attributes:
         rows: m, how many equalities there are.
-        size: the n of y; None if there are no equalities.
+        size: the n of y; None if the set does not tell, which one with equalities does.
         order: (n,) the partial variables, then the others. It is saved: what a network predicts depends on it.
     """
 
@@ -66,14 +66,14 @@ class Completion(nn.Module):
         self.index = tuple(found)
         self.parts = tuple(found.values())  # a tuple: the set is registered, and saved, by its owner
         self.rows = sum(part.known_rows() for part in self.parts)
-        self.size = self.parts[0].size if self.parts else None
+        self.size = constraints.size
         self.memo = Memo()
         self.register_buffer("order", self._choose(partial, seed))
 
     def count(self, size: int) -> int:
         """How many of `size` variables are partial."""
         if self.size not in (None, size):
-            raise ValueError(f"`size` must be {self.size}, the columns of the equalities, but got {size}")
+            raise ValueError(f"`size` must be {self.size}, as the constraints have it, but got {size}")
         return size - self.rows
 
     def check(self, partial: Tensor) -> Tensor:

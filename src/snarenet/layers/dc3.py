@@ -28,6 +28,8 @@ from snarenet.layers.completion import Completion, Partial
 from snarenet.repair.options import relaxed
 from snarenet.solution import Solution
 
+_ROUNDING = 1e-9  # a row that a step took to its bound is violated by rounding or not at all: it counts as satisfied
+
 
 class DC3Layer(Layer):
     """Completes predictions by the equalities and corrects them by a few gradient steps.
@@ -59,7 +61,7 @@ class DC3Layer(Layer):
         1.0
     """
 
-    title: ClassVar[str] = "DC3"
+    title = "DC3"
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"step": 1e-7, "partial": "random"},  # NCLP
         **{  # so small that in effect nothing is corrected; the non-convex families' is not known
@@ -134,7 +136,8 @@ class DC3Layer(Layer):
     def _length(self, rest: Instance, y: Tensor, r: Tensor, gradient: Tensor) -> Tensor:
         """(B, 1) |p| / |M p| for the gradient p, zero where that is zero."""
         J_p = rest.map.jvp(y, self.completion.lift(gradient))
-        bent = 2 * self.completion.reduce(rest.map.vjp(y, (r != 0) * J_p))
+        violated = r.abs() > _ROUNDING * largest(r).unsqueeze(1)
+        bent = 2 * self.completion.reduce(rest.map.vjp(y, violated * J_p))
         curvature = bent.norm(dim=1, keepdim=True)
         curved = curvature > 0
         return torch.where(curved, gradient.norm(dim=1, keepdim=True), 0.0) / torch.where(curved, curvature, 1.0)

@@ -54,7 +54,8 @@ class FSNetLayer(Layer):
         1.0
     """
 
-    title: ClassVar[str] = "FSNet"
+    title = "FSNet"
+    recordable = False
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"memory": 30, "unroll": 30, "halvings": 10, "stop": (1e-7, 1e-9), "tol": 1e-3, "max_steps": 50},
         "fair": {"halvings": 30, "stop": None, "gradient_tol": 0.0, "tol": 1e-8, "max_steps": 100},

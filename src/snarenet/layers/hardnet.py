@@ -51,7 +51,7 @@ class HardNetLayer(Layer):
         [[1.5, -0.5]]
     """
 
-    title: ClassVar[str] = "HardNet"
+    title = "HardNet"
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "fair": {}}
 
     def __init__(
@@ -119,7 +119,7 @@ class HardNetPlusPlusLayer(SnareLayer):
         dtype: precision of the repair, float64 unless given; its authors use float32.
     """
 
-    title: ClassVar[str] = "HardNet++"
+    title = "HardNet++"
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"epsilon": 0.3, "tol": 0.0, "max_steps": 500, "on_failure": "ignore", "dtype": torch.float32},
         "fair": {"epsilon": 0.3, "tol": 1e-8, "max_steps": 500},

@@ -54,7 +54,8 @@ class OptNetLayer(Layer):
         on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
     """
 
-    title: ClassVar[str] = "OptNet"
+    title = "OptNet"
+    recordable = False
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"mode": "lsqr"}, "fair": {"mode": "dense"}}
 
     def __init__(

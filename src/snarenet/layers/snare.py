@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class SnareLayer(Layer):
         (True, 1.0)
     """
 
-    title: ClassVar[str] = "SnareNet"
+    title = "SnareNet"
 
     def __init__(
         self,

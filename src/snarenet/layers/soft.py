@@ -37,7 +37,7 @@ class SoftLayer(Layer):
         ([[2.0, 0.5]], [[1.0, 0.5]])
     """
 
-    title: ClassVar[str] = "Soft"
+    title = "Soft"
     SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"project": False}, "fair": {"project": True}}
 
     def __init__(
@@ -51,6 +51,7 @@ class SoftLayer(Layer):
         super().__init__(constraints, tol, max_steps, on_failure)
         check_options("auto", tol, max_steps, "auto", "auto", None)
         self.project = project
+        self.title = "Soft + projection" if project else "Soft"
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         if self._projects:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,6 +19,7 @@ from torch import Tensor
 from snarenet.constraints.base import Instance
 from snarenet.constraints.data import describe
 from snarenet.problems.base import Problem
+from snarenet.processes import scatter
 from snarenet.reference.engines import ENGINES, Engine
 from snarenet.reference.program import RESIDUAL, VIOLATION, Array, Program, Structured, digest
 from snarenet.reference.reading import Autograd, read_structure
@@ -175,35 +172,14 @@ def _run(tasks: list[Task], store: Store, workers: int, progress: Callable[[int,
     missing = {i: task for i, task in enumerate(tasks) if i not in chunks}
     portable = all(isinstance(program, Structured) for task in missing.values() for program in task.programs)
     alone = min(workers, len(missing)) <= 1 or not portable
-    for i, chunk in ((i, solve_chunk(task)) for i, task in missing.items()) if alone else _pool(missing, workers):
+    for i, chunk in (
+        ((i, solve_chunk(task)) for i, task in missing.items()) if alone else scatter(solve_chunk, missing, workers)
+    ):
         store.save(keys[i], chunk)
         chunks[i] = chunk
         done += len(chunk.kkt)
         progress(done, total)
     return [chunks[i] for i in range(len(tasks))]
-
-
-def _pool(tasks: dict[int, Task], workers: int) -> Iterator[tuple[int, Chunk]]:
-    """The chunks as processes finish them. Processes are spawned: a fork of a program that runs torch may hang."""
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), multiprocessing.get_context("spawn"), _end_with_parent)
-    try:
-        futures = {pool.submit(solve_chunk, task): i for i, task in tasks.items()}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            'a process of `solve` ended early. A script must call it under `if __name__ == "__main__":`, '
-            "or with workers=1; what was solved is kept in the cache"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Let this worker end when the process that started it is killed, instead of waiting for work forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def solve_chunk(task: Task) -> Chunk:

@@ -6,9 +6,7 @@ treated as missing; a folder that cannot be written costs a warning, never the r
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -17,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from snarenet.files import write_whole
 from snarenet.reference.program import Array
 
 
@@ -59,16 +58,9 @@ class Store:
         """Write a chunk; the first failure warns and ends the writing."""
         if self.folder is None:
             return
-        draft = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tmp", delete=False) as file:
-                draft = file.name
-                np.savez(file, **chunk._asdict())
-            os.replace(draft, self.folder / f"{key}.npz")
+            write_whole(self.folder / f"{key}.npz", lambda file: np.savez(file, **chunk._asdict()))
         except OSError as error:
             warnings.warn(f"reference solutions are not kept in {self.folder}: {error}", stacklevel=4)
             self.folder = None
-            if draft is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(draft)

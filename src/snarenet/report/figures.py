@@ -16,7 +16,7 @@ from torch import Tensor
 from snarenet.constraints import Constraints
 from snarenet.report.tables import pick, scientific
 
-_BLUE, _ORANGE, _GREEN = "#3b6ea8", "#c1440e", "#1b7837"
+BLUE, ORANGE, GREEN = "#3b6ea8", "#c1440e", "#1b7837"
 _STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -102,7 +102,7 @@ def draw_loss(metrics: list[dict[str, Any]]) -> Picture:
         caption += f"; values above the frame: {cut}" if cut else ""
         caption += _nonfinite(curves["loss"], "epochs whose loss is not finite")
         return Picture(
-            _svg(figure), caption + ".", f"Line plot of the training loss, at the end {_last(curves['loss'])}."
+            to_svg(figure), caption + ".", f"Line plot of the training loss, at the end {_last(curves['loss'])}."
         )
 
 
@@ -119,7 +119,7 @@ def draw_gap_curve(metrics: list[dict[str, Any]]) -> Picture | None:
         axes.set(xlabel="epoch", ylabel="gap f(y) − f*\n(units of the objective)")
         last = _last(curves["geometric mean"])
         return Picture(
-            _svg(figure),
+            to_svg(figure),
             f"Gap to the reference on the validation instances; the last geometric mean is {last}.",
             f"Line plot on a log axis of the validation gap, at the end {last}.",
         )
@@ -140,7 +140,7 @@ def draw_violation_curve(metrics: list[dict[str, Any]]) -> Picture:
         caption += ", and the largest on the validation instances, where they are not" if len(curves) > 1 else ""
         last = _last(curves["training"])
         return Picture(
-            _svg(figure), f"{caption}.", f"Line plot on a log axis of the violation, in training at the end {last}."
+            to_svg(figure), f"{caption}.", f"Line plot on a log axis of the violation, in training at the end {last}."
         )
 
 
@@ -157,7 +157,7 @@ def draw_schedules(metrics: list[dict[str, Any]]) -> Picture:
         above.tick_params(labelbottom=False)
         figure.align_ylabels()
         return Picture(
-            _svg(figure),
+            to_svg(figure),
             "How far the bounds are relaxed, and the learning rate.",
             "Two line plots: the relaxation and the learning rate of every epoch.",
         )
@@ -175,7 +175,7 @@ def draw_gaps(gap: np.ndarray) -> Picture:
         least = f", the lowest {scientific(float(known.min()))}" if negative else ""
         caption = f"Gap of every instance to its reference; {share}{least}"
         caption += _nonfinite(gap, "instances without a reference")
-        return Picture(_svg(figure), caption + ".", f"Histogram on a log axis of the gaps; {share}.")
+        return Picture(to_svg(figure), caption + ".", f"Histogram on a log axis of the gaps; {share}.")
 
 
 def draw_violations(violation: np.ndarray, tol: float | None) -> Picture:
@@ -190,7 +190,7 @@ def draw_violations(violation: np.ndarray, tol: float | None) -> Picture:
         caption = "Largest violation of every instance" + (f"; {share}, the dashed line" if share else "")
         caption += _nonfinite(violation, "violations that are not finite")
         alt = "Histogram on a log axis of the largest violation of every instance"
-        return Picture(_svg(figure), f"{caption}.", f"{alt}{'; ' if share else ''}{share}.")
+        return Picture(to_svg(figure), f"{caption}.", f"{alt}{'; ' if share else ''}{share}.")
 
 
 def draw_steps(steps: np.ndarray) -> Picture:
@@ -200,12 +200,12 @@ def draw_steps(steps: np.ndarray) -> Picture:
     width = -(-(last - first + 1) // 40)  # one bar for every number of steps, until there are too many of them
     edges = np.arange(first, last + width + 1, width) - 0.5
     with _axes() as (figure, axes):
-        axes.stairs(np.histogram(known, edges)[0], edges, fill=True, color=_BLUE)
+        axes.stairs(np.histogram(known, edges)[0], edges, fill=True, color=BLUE)
         axes.set(xlabel="steps of the repair (count)", ylabel="instances (count)", xlim=(first - 2, last + width + 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
         caption = f"Steps of the repair on every instance, from {first} to {last}."
-        return Picture(_svg(figure), caption, f"Histogram of the steps, from {first} to {last}.")
+        return Picture(to_svg(figure), caption, f"Histogram of the steps, from {first} to {last}.")
 
 
 def draw_trajectories(trajectory: np.ndarray, obstacles: np.ndarray | None = None, most: int = 100) -> Picture:
@@ -224,30 +224,36 @@ def draw_trajectories(trajectory: np.ndarray, obstacles: np.ndarray | None = Non
             label = "obstacle" if index == 0 else None
             axes.add_patch(Ellipse((cx, cy), 2 * rx, 2 * ry, facecolor="0.85", edgecolor="0.45", label=label))
         for path in drawn:
-            axes.plot(path[:, 0], path[:, 1], color=_BLUE, linewidth=0.7, alpha=0.6)
-        axes.plot(drawn[:, 0, 0], drawn[:, 0, 1], "o", color=_ORANGE, markersize=2.5, label="start")
-        axes.plot(drawn[:, -1, 0], drawn[:, -1, 1], "o", color=_GREEN, markersize=2.5, label="end")
+            axes.plot(path[:, 0], path[:, 1], color=BLUE, linewidth=0.7, alpha=0.6)
+        axes.plot(drawn[:, 0, 0], drawn[:, 0, 1], "o", color=ORANGE, markersize=2.5, label="start")
+        axes.plot(drawn[:, -1, 0], drawn[:, -1, 1], "o", color=GREEN, markersize=2.5, label="end")
         axes.plot(0, 0, "x", color="0.2", markersize=6, label="goal")
         axes.set(xlabel="position $p_x$ (units of length)", ylabel="position $p_y$ (units of length)", aspect="equal")
         axes.margins(0.05)
         _legend(axes)
         among = f" among {len(obstacles)} obstacles" if obstacles is not None else ""
         caption = f"Trajectories of {len(drawn)} of {len(trajectory)} instances{among}."
-        return Picture(_svg(figure), caption, f"Map of the paths from their starts towards the origin{among}.")
+        return Picture(to_svg(figure), caption, f"Map of the paths from their starts towards the origin{among}.")
+
+
+@contextmanager
+def canvas(size: tuple[float, float]) -> Iterator[Any]:
+    """A figure outside pyplot, which keeps no list of it, of so many inches, in our style."""
+    matplotlib = _matplotlib()
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": matplotlib.cycler(color=[BLUE, ORANGE, GREEN])}):
+        yield Figure(figsize=size, layout="constrained")
 
 
 @contextmanager
 def _axes(rows: int = 1, height: float = 3.0) -> Iterator[tuple[Any, Any]]:
-    """A figure outside pyplot, which keeps no list of it, with `rows` axes; small enough to be read on a phone."""
-    matplotlib = _matplotlib()
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": matplotlib.cycler(color=[_BLUE, _ORANGE, _GREEN])}):
-        figure = Figure(figsize=(4.8, height), layout="constrained")
+    """A figure with `rows` axes, small enough to be read on a phone."""
+    with canvas((4.8, height)) as figure:
         yield figure, figure.subplots(rows)
 
 
-def _svg(figure: Any) -> str:
+def to_svg(figure: Any) -> str:
     """The figure as SVG; text as shapes and without a date, so that it is the same everywhere and every time."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -263,7 +269,7 @@ def _series(metrics: list[dict[str, Any]], *keys: str) -> np.ndarray:
 def _draw_curves(axes: Any, epochs: np.ndarray, curves: dict[str, np.ndarray], zero: str | None = None) -> None:
     """Lines over the epochs; with `zero`, on a log axis where values up to 0 have a place with this label."""
     if zero is not None:
-        place = _log_axis(axes, "y", np.concatenate(list(curves.values())), zero)
+        place = log_axis(axes, "y", np.concatenate(list(curves.values())), zero)
         curves = {label: np.where(values <= 0, place, values) for label, values in curves.items()}
     for label, values in curves.items():
         known = np.isfinite(values)  # joins what was measured every few epochs
@@ -279,13 +285,13 @@ def _draw_curves(axes: Any, epochs: np.ndarray, curves: dict[str, np.ndarray], z
 def _draw_log_histogram(axes: Any, groups: dict[str, np.ndarray], mark: float | None = None) -> None:
     """Stacked histogram of numbers ≥ 0 on a log axis, with a place for zero, and a dashed line at `mark`."""
     everything = np.concatenate([*groups.values(), [mark] if mark else []])
-    place = _log_axis(axes, "x", everything, "0")
+    place = log_axis(axes, "x", everything, "0")
     low, high = _decades(everything)
     edges = np.logspace(low, high, (high - low) * max(1, 30 // (high - low)) + 1)
     half = (edges[1] / edges[0]) ** 0.5  # the bar of zero is as wide as the others
     starts, widths = np.append(edges[:-1], place / half), np.append(np.diff(edges), place * (half - 1 / half))
     bottom = np.zeros(len(starts))
-    for (label, values), color in zip(groups.items(), (_BLUE, _ORANGE), strict=True):
+    for (label, values), color in zip(groups.items(), (BLUE, ORANGE), strict=True):
         counts = np.histogram(values[values > 0].clip(edges[0], edges[-1]), edges)[0]
         counts = np.append(counts, (values == 0).sum())
         some = counts > 0
@@ -314,10 +320,13 @@ def _decades(values: np.ndarray) -> tuple[int, int]:
     return math.floor(low), max(math.ceil(high), math.floor(low) + 1)
 
 
-def _log_axis(axes: Any, which: str, values: np.ndarray, zero: str) -> float:
-    """Make the axis `which` logarithmic, with whole decades around the values; where on it values up to zero go."""
+def log_axis(axes: Any, which: str, values: np.ndarray, zero: str, most: int = 6) -> float:
+    """Make the axis `which` logarithmic, with whole decades around the values; where on it values up to zero go.
+
+    It gets at most `most` labels, and one more.
+    """
     low, high = _decades(values)
-    stride = -(-(high - low) // 6)  # at most seven labels
+    stride = -(-(high - low) // most)
     place = 10.0 ** (low - stride)
     ticks = {10.0**power: f"$10^{{{power}}}$" for power in range(high, low - 1, -stride)}
     margin = 10.0 ** (0.04 * (high - low))

@@ -64,6 +64,29 @@ def _lines(epochs: int, title: str) -> Callback:
     return show
 
 
+@contextmanager
+def pretraining(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A callback that shows how far a method's own training is; give it (steps done, steps in all)."""
+    terminal = importlib.util.find_spec("rich") is not None and sys.stderr.isatty()
+    label, last = f"{title}, its own training", time.monotonic()
+    if not terminal or quiet:
+
+        def say(done: int, total: int) -> None:
+            nonlocal last
+            if not quiet and (time.monotonic() - last >= _LINE_SECONDS or done == total):
+                last = time.monotonic()
+                print(f"{label}: step {done}/{total}", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def tensorboard(folder: Path) -> Callback:
     """A callback that writes the metrics for TensorBoard."""
     try:

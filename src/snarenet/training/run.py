@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
 import time
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from snarenet.files import write_whole
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem, load
 from snarenet.training.config import TrainConfig
@@ -180,15 +180,10 @@ class Run:
             return {key: file[key] for key in file.files}
 
     def _write(self, name: str, write: Callable[[Any], object]) -> None:
-        path, fresh = self.path / name, self.path / f".{name}.new"
+        path = self.path / name
         try:
-            with open(fresh, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
+            write_whole(path, write)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
             raise RunError(f"cannot write {path}: {error.strerror}; what was saved before is intact") from error
 
     def log(self, line: dict[str, Any]) -> None:

@@ -28,8 +28,9 @@ class Totals:
         failed = (~outcome.converged).sum()
         count = torch.full_like(failed, len(loss))
         self.sums += torch.stack([count, loss.sum(), outcome.objective.sum(), failed]).detach()
-        self.most.copy_(torch.maximum(self.most, outcome.violation.max()))
-        self.steps.append(outcome.steps.max())
+        if len(loss):  # a process's share of a small batch may be empty
+            self.most.copy_(torch.maximum(self.most, outcome.violation.max()))
+            self.steps.append(outcome.steps.max())
 
     def line(self, group: Group) -> dict[str, float]:
         """The numbers of the epoch."""
@@ -39,7 +40,7 @@ class Totals:
             "objective": objective / count,
             "violation": group.total(self.most, largest=True).item(),
             "failed": failed / count,
-            "steps": torch.stack(self.steps).double().mean().item(),
+            "steps": torch.stack(self.steps).double().mean().item() if self.steps else 0.0,
         }
 
 
@@ -59,7 +60,8 @@ class Stepper:
         self.unrepaired = ConstrainedModel(model.net, soft)  # for epochs that leave predictions as they are
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizers = _optimizers(model, self.parameters, config)
-        self.records = config.record > 0 and problem.inputs.device.type == "cuda" and group.size == 1
+        on_gpu = problem.inputs.device.type == "cuda"
+        self.records = config.record > 0 and on_gpu and group.size == 1 and model.layer.recordable
         self._recorded: dict[str, _Recording] = {}
 
     def __call__(self, x: Tensor, relax: float | Tensor, soft: bool, lr: float, totals: Totals) -> None:

@@ -18,7 +18,7 @@ from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.evaluate import at, evaluate
-from snarenet.training.progress import Callback, progress
+from snarenet.training.progress import Callback, pretraining, progress
 from snarenet.training.run import Run, RunError, default_folder
 from snarenet.training.step import Stepper, Totals
 
@@ -72,13 +72,13 @@ class Trainer:
             if resume is not None:
                 session.load()
             else:
-                session.prepare()
+                session.prepare(self.quiet or not group.leads)
             self._train(session)
         return run
 
     def _train(self, session: _Session) -> None:
         config, run, group = self.config, session.run, session.group
-        title = session.problem.name or "training"
+        title = f"{session.problem.name or 'training'} · {session.model.layer.title} · seed {config.seed}"
         saved = time.monotonic()
         with progress(config.epochs, session.epoch, title) as show:
             for line in session.epochs(self.reference):
@@ -114,17 +114,22 @@ class _Session:
         """Optimisation steps in an epoch."""
         return math.ceil(len(self.data) / self.config.batch)
 
-    def prepare(self) -> None:
+    def prepare(self, quiet: bool) -> None:
         """What comes before the first epoch: the method's own training, and the relaxation of the untrained network."""
         layer, n = self.model.layer, self.problem.size
         if self.config.relaxation != "none" and layer.predictions(n) != n:
             raise ValueError(
                 f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set"
             )
-        layer.pretrain(self.data, seed=self.config.seed)
+        begin = time.perf_counter()
+        with pretraining(layer.title, quiet) as show:
+            layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
         if self.config.relaxation == "adarel":
             self.relaxation.measure(self.model, self.data)
         self.group.broadcast([*self.model.layer.state_dict().values(), self.relaxation.initial])
+        self.seconds = time.perf_counter() - begin
+        if self.group.leads:
+            self.save()
 
     def epochs(self, reference: Tensor | None) -> Iterator[dict[str, Any]]:
         """Train to the end; gives the metrics of each epoch after it."""
@@ -144,7 +149,7 @@ class _Session:
         return self.model if self.average is None else self.average.module  # pyright: ignore
 
     def _epoch(self) -> dict[str, Any]:
-        config, soft = self.config, self.config.relaxation == "soft" and self.epoch < self.config.relax_epochs
+        config, soft = self.config, self.config.relaxation == "soft" and self.epoch < self.config.relaxed_epochs
         relax = self.relaxation.to(self.device).at(self.epoch)
         step, steps = self.epoch * self.steps_per_epoch, config.epochs * self.steps_per_epoch
         totals, lr = Totals(self.device), 0.0

@@ -1,0 +1,1 @@
+"""Experiments: training runs side by side, and what they show."""

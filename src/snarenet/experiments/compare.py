@@ -1,0 +1,200 @@
+"""`compare`: every method on one problem, trained alike, next to classical solvers; one table and one figure.
+
+In the folder of a comparison are the runs, each in a folder of its own, classical.json, the rows of the solvers, and
+comparison.json, .csv, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from snarenet.experiments.sweep import Job, applicable, results, sweep
+from snarenet.files import write_whole
+from snarenet.layers import METHODS
+from snarenet.problems import Problem, load
+from snarenet.reference import solve
+from snarenet.report.comparison import Row, csv_table, draw_comparison, markdown_table
+from snarenet.solution import Solution, Status
+from snarenet.training import Run, TrainConfig, evaluate
+from snarenet.training.metrics import summarize
+from snarenet.training.run import environment
+
+INSTANCES = 100  # test instances that the classical solvers are timed on
+_SOLVERS = {"ipopt": "IPOPT", "clarabel": "Clarabel", "slsqp": "SLSQP"}
+# A cone program for every sample takes a hundred times as long as the other methods: few epochs, of many small steps.
+_SLOW: dict[str, dict[str, Any]] = {"optnet": {"epochs": 1, "batch": 32}}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare.
+
+    Attributes:
+        problem: name of the family.
+        sizes: arguments of the family.
+        methods: names in `METHODS`.
+        seeds: how many runs of each, with the seeds 0, 1, ...
+        epochs: of each run.
+        recipe: "best", with each method's `fair` setting, or "paper".
+        changes: fields of the recipe that are different, for all methods, or, as "METHOD.FIELD", for one.
+        tol: tolerance of the test; that of each method's layer unless given.
+    """
+
+    problem: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    methods: Sequence[str] = tuple(METHODS)
+    seeds: int = 3
+    epochs: int = 10
+    recipe: Literal["best", "paper"] = "best"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"`seeds` must be at least 1, but got {self.seeds}")
+        for method in (*self.methods, *(name.split(".")[0] for name in self.changes if "." in name)):
+            if method not in METHODS:
+                raise ValueError(f"`methods` are {', '.join(METHODS)}, but got {method!r}")
+
+    def config(self, method: str, seed: int) -> TrainConfig:
+        """How one run is trained."""
+        common = {name: value for name, value in self.changes.items() if "." not in name}
+        prefix = f"{method}."
+        own = {name.removeprefix(prefix): v for name, v in self.changes.items() if name.startswith(prefix)}
+        chosen = {"epochs": self.epochs} | common | _SLOW.get(method, {}) | own
+        fixed = {"method": method, "seed": seed, "validate_every": max(1, chosen["epochs"])}
+        return TrainConfig.recipe(self.recipe, self.problem, **chosen | fixed)
+
+    def jobs(self, problem: Problem) -> tuple[dict[str, list[Job]], dict[str, str]]:
+        """The runs of each method that can handle the problem, and why others cannot."""
+        fit, refused = applicable(problem, [self.config(method, 0) for method in self.methods])
+        seeds = range(self.seeds)
+        sizes = dict(self.sizes)
+        jobs = {c.method: [Job(self.problem, self.config(c.method, s), sizes, self.tol) for s in seeds] for c in fit}
+        return jobs, refused
+
+
+def compare(
+    plan: Plan,
+    out: Path,
+    *,
+    device: str = "cpu",
+    workers: int = 1,
+    reference: Tensor | None = None,
+    classical: bool = True,
+    quiet: bool = False,
+) -> tuple[list[Row], list[str]]:
+    """Train what is not trained yet, measure, and write the table and the figure to `out`.
+
+    Args:
+        plan: what to compare.
+        out: where; a comparison that was stopped goes on there.
+        device: where to train and to time.
+        workers: runs at a time.
+        reference: (N,) optimal values of the test instances, for gaps.
+        classical: also time the classical solvers that can handle the problem.
+        quiet: show no progress.
+
+    Returns:
+        The rows, and remarks: who refused, what failed.
+    """
+    problem = load(plan.problem, **plan.sizes).to(device)
+    jobs, refused = plan.jobs(problem)
+    remarks = [f"{METHODS[method].title}: not here, since {reason}" for method, reason in refused.items()]
+    every = [job for several in jobs.values() for job in several]
+    failures = sweep(every, out, device=device, workers=workers, quiet=quiet)
+    remarks += [f"{name}: failed, {reason}" for name, reason in failures.items()]
+    rows = [row for several in jobs.values() if (row := _row(several, out, problem, reference)) is not None]
+    if classical:
+        rows += _classical_rows(problem, out, reference)
+    _write(plan, rows, remarks, out)
+    return rows, remarks
+
+
+def _row(jobs: list[Job], out: Path, problem: Problem, reference: Tensor | None) -> Row | None:
+    """The row of a method, from the runs that are done."""
+    runs, config = [], jobs[0].config
+    for result in results(jobs, out, reference):
+        seconds = None if runs else _timed(Run.open(out / result.job.name), problem)
+        own = {"seconds": {"model": seconds}, "training": result.seconds, "seed": result.job.config.seed}
+        runs.append(result.summary | own)
+    label = config.build_layer(problem).title
+    budget = f"{config.epochs} epochs, {len(runs)} seeds"
+    return Row(label, budget, runs) if runs else None
+
+
+def _timed(run: Run, problem: Problem) -> float:
+    """Seconds that an instance takes, all test instances in one batch, with nothing else running; measured once."""
+    known = run.read_json("timing.json")
+    if known is None:
+        found = evaluate(run.load_model(problem), problem)
+        known = {"seconds": found.summary["seconds"]["model"], **environment(problem.inputs.device)}
+        run.write_json("timing.json", known)
+    return known["seconds"]
+
+
+class _Solved:
+    """Solutions in the place of a model."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def solve(self, x: Any, relax: float | Tensor | None = None) -> Solution:
+        """These solutions, whatever x is."""
+        steps = torch.zeros(len(self.value), dtype=torch.long)
+        return Solution(self.value, self.value, torch.full_like(steps, int(Status.CONVERGED)), steps, steps.double())
+
+
+def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> list[Row]:
+    """A row for each classical solver that can handle the problem, on the first test instances.
+
+    Times are those of the solver alone, modelling excluded: with one process, and, per instance, with one on each core.
+    """
+    file, cores = out / "classical.json", os.cpu_count() or 1
+    known = json.loads(file.read_text()) if file.exists() else {}
+    local = load(problem.name, **problem.sizes)
+    x = local.split("test")[:INSTANCES]
+    rows = []
+    for engine, title in _SOLVERS.items():
+        if engine not in known:
+            try:
+                alone = solve(local, x, engine, starts=1, workers=1, cache=False)
+                loaded = solve(local, x.repeat(cores, 1), engine, starts=1, workers=cores, cache=False)
+            except (ValueError, ImportError):  # not for this problem, or not installed
+                continue
+            outcome = local.run(_Solved(alone.value), x)
+            best = None if reference is None else reference[: len(x)]
+            known[engine] = summarize(outcome, local.equalities(x), best) | {
+                "seconds": {"model": alone.seconds.mean().item()},
+                "parallel": loaded.seconds.mean().item() / cores,
+            }
+            _write_text(file, json.dumps(known, indent=1))
+        rows.append(Row(title, f"{len(x)} instances", [known[engine]]))
+    return rows
+
+
+def _write(plan: Plan, rows: list[Row], remarks: list[str], out: Path) -> None:
+    found = {"problem": plan.problem, "remarks": remarks, "rows": [row._asdict() for row in rows]}
+    _write_text(out / "comparison.json", json.dumps(found, indent=1))
+    _write_text(out / "comparison.csv", csv_table(rows))
+    notes = "".join(f"- {remark}\n" for remark in remarks)
+    _write_text(out / "comparison.md", markdown_table(rows) + ("\n" + notes if notes else ""))
+    try:
+        picture = draw_comparison(rows, f"{plan.problem}, test instances")
+    except ImportError as error:
+        remarks.append(f"No figure: {error}")
+    else:
+        _write_text(out / "comparison.svg", picture)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,151 @@
+"""`sweep`: many training runs, each in a folder that its content names, so that done work is never done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snarenet.problems import Problem, load
+from snarenet.processes import scatter
+from snarenet.training import Run, TrainConfig, Trainer, evaluate
+from snarenet.training.metrics import gaps
+
+_NEUTRAL = ("validate_every", "checkpoint_seconds")  # fields that do not change what is trained
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run to make.
+
+    Attributes:
+        problem: name of the family.
+        config: how to train.
+        sizes: arguments of the family.
+        tol: tolerance of the repair in the test; the layer's own unless given.
+    """
+
+    problem: str
+    config: TrainConfig
+    sizes: dict[str, Any] = field(default_factory=dict)
+    tol: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: readable, and another one whenever something that counts is different.
+
+        Fields that have their default do not count, so that a field which is new does not change all names.
+        """
+        default = TrainConfig().to_dict()
+        fields = {name: v for name, v in self.config.to_dict().items() if name not in _NEUTRAL and v != default[name]}
+        text = json.dumps([self.problem, self.sizes, fields, self.tol], sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return f"{self.problem}-{self.config.method}-seed{self.config.seed}-{key}"
+
+
+def sweep(
+    jobs: Iterable[Job], out: Path, *, device: str = "cpu", workers: int = 1, quiet: bool = False
+) -> dict[str, str]:
+    """Make the runs that are not there yet; a run that was stopped goes on.
+
+    Args:
+        jobs: the runs.
+        out: the folder of all run folders.
+        device: where to train.
+        workers: runs at a time, each in a process of its own; 1 stays in this process.
+        quiet: show no progress of a run in this process.
+
+    Returns:
+        Why runs failed, by the names of their jobs; the others are done.
+    """
+    missing = {job.name: job for job in jobs if not (out / job.name / "evaluation.json").exists()}
+    tasks = {name: (job, out, device, quiet) for name, job in missing.items()}
+    done = (
+        scatter(_attempt, tasks, workers, _share_cores, (min(workers, len(tasks)),))
+        if workers > 1 and len(tasks) > 1
+        else ((name, _attempt(task)) for name, task in tasks.items())
+    )
+    failures = {}
+    for count, (name, failure) in enumerate(done, 1):
+        if not quiet:
+            print(f"[{count} of {len(missing)}] {name}: {failure or 'done'}", file=sys.stderr, flush=True)
+        if failure:
+            failures[name] = failure
+    return failures
+
+
+def _share_cores(workers: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def _attempt(task: tuple[Job, Path, str, bool]) -> str:
+    """Why the run failed, or an empty string: one failure does not end the others."""
+    try:
+        run_job(*task)
+    except (RuntimeError, ValueError, ArithmeticError, ImportError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def run_job(job: Job, out: Path, device: str, quiet: bool = False) -> Run:
+    """Train, or go on with it, and keep what the model achieves on the test instances."""
+    problem, folder = load(job.problem, **job.sizes).to(device), out / job.name
+    resume = folder if (folder / "checkpoint.safetensors").exists() else None
+    if resume is None:  # stopped before its first checkpoint: there is nothing to go on with
+        for name in ("config.json", "metrics.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+    model = job.config.build(problem)
+    run = Trainer(job.config, folder, quiet=quiet).fit(model, problem, resume)
+    found = evaluate(model, problem, tol=job.tol)
+    run.write_arrays("evaluation.npz", found.arrays)
+    run.write_json("evaluation.json", found.summary)  # last: it says that the job is done
+    return run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run achieved: the summary of `evaluate`, with gaps where references are given."""
+
+    job: Job
+    summary: dict[str, Any]
+    seconds: float  # of training
+
+
+def results(jobs: Sequence[Job], out: Path, reference: Tensor | None = None) -> Iterator[Result]:
+    """The finished ones of these runs; `reference` (N,) holds the optimal values of the test instances."""
+    for job in jobs:
+        run = Run.open(out / job.name) if (out / job.name / "config.json").exists() else None
+        summary = None if run is None else run.read_json("evaluation.json")
+        if run is None or summary is None:
+            continue
+        arrays = run.read_arrays("evaluation.npz") or {}
+        if reference is not None:
+            summary = summary | {"gap": _gap(arrays["objective"], reference)}
+        yield Result(job, summary, run.metrics()[-1]["seconds"])
+
+
+def _gap(objective: np.ndarray, reference: Tensor) -> dict[str, float] | None:
+    known = reference.cpu()
+    return gaps(torch.from_numpy(objective) - known, known)
+
+
+def applicable(problem: Problem, configs: Iterable[TrainConfig]) -> tuple[list[TrainConfig], dict[str, str]]:
+    """The configurations whose method can handle the problem, and, by the others' methods, why not."""
+    fit, refused = [], {}
+    for config in configs:
+        try:
+            config.build_layer(problem)
+        except (ValueError, ImportError) as error:
+            refused[config.method] = str(error)
+        else:
+            fit.append(config)
+    return fit, refused
