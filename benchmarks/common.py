@@ -81,8 +81,10 @@ def peak_growth_mib(run: Callable[[], object]) -> float:
     return read("VmHWM") - before
 
 
-def hardware() -> str:
+def hardware(device: str = "cpu") -> str:
     """The machine, in a line."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     name = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):

@@ -1,15 +1,18 @@
 """Speed and memory of one repair, forward plus backward, against the textbook layer; all in one run, outputs compared.
 
-    python benchmarks/repair.py [--out FILE.md]
+    python benchmarks/repair.py [--device cpu|cuda] [--out FILE.md]
 
-Starts are A^+ x + 0.5 N(0, I) on the paper's test inputs. Memory is the growth of the peak resident size,
-each measured in a process of its own.
+Starts are A^+ x + 0.5 N(0, I) on the paper's test inputs. Memory is, on a CPU, the growth of the peak resident size,
+measured in a process of its own; on a GPU, that of the peak of allocated memory. The last column is the largest
+relative difference, in value and gradient, from what a row must equal. With --out, a JSON file goes beside the Markdown
+file.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +41,20 @@ class Row:
     run: Method
     like: Method | None = None  # what it must equal in value and gradient when both take the same steps
     repeats: int = 9
+    sizes: tuple[int, int, int] = ()  # variables, inequalities and equalities, if not the paper's
+    backward: bool = True
+
+    @property
+    def title(self) -> str:
+        """The problem with its sizes, and what is done with it."""
+        return " ".join([self.problem, *map(str, self.sizes)]) + ("" if self.backward else ", forward only")
+
+    def load(self, device: str) -> tuple[sn.problems.Problem, Tensor, Tensor]:
+        """The problem, predictions that need a gradient, and inputs."""
+        names = ("size", "inequalities", "equalities")
+        problem = sn.problems.load(self.problem, **dict(zip(names, self.sizes, strict=False))).to(device)
+        y, x = start(problem, 0.5, self.batch)
+        return problem, y.requires_grad_(self.backward), x
 
 
 def ours(**options) -> Method:
@@ -45,6 +62,19 @@ def ours(**options) -> Method:
         stop = {"tol": TOL, "max_steps": 200} if steps is None else {"tol": 0.0, "max_steps": steps}
         solution = sn.repair(problem.constraints, y, x, **stop, **options)
         assert steps is not None or solution.converged.all()
+        return solution.value, int(solution.steps.max())
+
+    return run
+
+
+def recorded(record: int) -> Method:
+    """A `SnareLayer` with the defaults, recorded into a CUDA graph."""
+    layers: dict[int, sn.SnareLayer] = {}
+
+    def run(problem: sn.problems.Problem, y: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        if id(problem) not in layers:
+            layers[id(problem)] = sn.SnareLayer(problem.constraints, tol=TOL, record=record)
+        solution = layers[id(problem)].solve(y, x)
         return solution.value, int(solution.steps.max())
 
     return run
@@ -105,47 +135,89 @@ def enforce(problem: sn.problems.Problem, y: Tensor, x: Tensor) -> tuple[Tensor,
     return z[:, :n], steps
 
 
-ROWS = [
+def constant(**options) -> Method:
+    return ours(rows="all", damping=0.01, **options)
+
+
+CPU = [
     Row("textbook, damping 0.01", "nclp", 200, paper, repeats=3),
-    Row("snarenet, all rows, damping 0.01", "nclp", 200, ours(rows="all", damping=0.01), paper, 21),
+    Row("snarenet, all rows, damping 0.01", "nclp", 200, constant(), paper, 21),
     Row("snarenet, defaults", "nclp", 200, ours(), repeats=21),
     Row("textbook, damping 0.01", "qcqp", 100, paper, repeats=3),
-    Row("snarenet, all rows, damping 0.01", "qcqp", 100, ours(rows="all", damping=0.01), paper),
+    Row("snarenet, all rows, damping 0.01", "qcqp", 100, constant(), paper),
     Row("snarenet, defaults", "qcqp", 100, ours()),
     Row("snarenet, defaults, as one function", "qcqp", 100, as_function),
 ]
 if importlib.util.find_spec("enforce"):
-    ROWS.append(Row("enforce-nn 1.0.4", "qcqp", 100, enforce, repeats=3))
+    CPU.append(Row("enforce-nn 1.0.4", "qcqp", 100, enforce, repeats=3))
 
 
-def differentiated(method: Method, row: Row, **options) -> tuple[Tensor, Tensor, int, float]:
+def on_gpu(problem: str, batch: int, record: int, sizes: tuple[int, ...] = (), like: bool = True) -> list[Row]:
+    """The rows for one problem on a GPU."""
+    return [
+        Row("textbook, damping 0.01", problem, batch, paper, repeats=3, sizes=sizes),
+        Row("snarenet, all rows, damping 0.01", problem, batch, constant(), paper if like else None, sizes=sizes),
+        Row("snarenet, defaults", problem, batch, ours(), sizes=sizes),
+        Row("snarenet, defaults, recorded", problem, batch, recorded(record), ours() if like else None, sizes=sizes),
+    ]
+
+
+GPU = [
+    *on_gpu("nclp", 200, 40),
+    *on_gpu("nclp", 200, 20, (500, 450, 50), like=False),
+    *on_gpu("nclp", 200, 20, (1000, 950, 50), like=False),
+    *on_gpu("qcqp", 100, 20),
+    *on_gpu("qcqp", 833, 20, like=False),
+    *on_gpu("qcqp", 100, 24, (100, 100, 50), like=False),
+    Row("snarenet, defaults", "nclp", 833, ours(), backward=False),
+    Row("snarenet, defaults, recorded", "nclp", 833, recorded(40), backward=False),
+    Row("snarenet, defaults", "qcqp", 833, ours(), backward=False),
+    Row("snarenet, defaults, recorded", "qcqp", 833, recorded(20), backward=False),
+]
+
+
+def differentiated(method: Method, row: Row, device: str, **options) -> tuple[Tensor, Tensor, int, float]:
     """One pass: value, gradient, steps and violation."""
-    problem = sn.problems.load(row.problem)
-    y, x = start(problem, 0.5, row.batch)
-    y.requires_grad_()
-    value, steps = method(problem, y, x, **options)
-    value.square().sum().backward()
-    return value.detach(), y.grad, steps, problem.constraints.violation(value.detach(), x).max().item()
+    problem, y, x = row.load(device)
+    with torch.set_grad_enabled(row.backward):
+        value, steps = method(problem, y, x, **options)
+    if row.backward:
+        value.square().sum().backward()
+    violation = problem.constraints.violation(value.detach(), x).max().item()
+    return value.detach(), y.detach() if y.grad is None else y.grad, steps, violation
 
 
-def difference(row: Row, steps: int) -> str:
+def difference(row: Row, steps: int, device: str) -> str:
     """Largest relative difference in value and gradient from what the row must equal, after as many steps."""
     if row.like is None:
         return ""
-    mine, theirs = (differentiated(method, row, steps=steps)[:2] for method in (row.run, row.like))
+    fixed = {} if "recorded" in row.name else {"steps": steps}
+    mine, theirs = (differentiated(method, row, device, **fixed)[:2] for method in (row.run, row.like))
     return f"{max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(mine, theirs, strict=True)):.0e}"
 
 
-def timed(row: Row) -> float:
-    problem = sn.problems.load(row.problem)
-    y, x = start(problem, 0.5, row.batch)
-    y.requires_grad_()
+def timed(row: Row, device: str) -> tuple[float, float]:
+    """Median milliseconds of a pass, and, on a GPU, the MiB by which its peak of memory rises."""
+    problem, y, x = row.load(device)
 
     def step() -> None:
         y.grad = None
-        row.run(problem, y, x)[0].square().sum().backward()
+        with torch.set_grad_enabled(row.backward):
+            value = row.run(problem, y, x)[0]
+        if row.backward:
+            value.square().sum().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
-    return median_ms(step, row.repeats)
+    step()
+    if device == "cpu":
+        return median_ms(step, row.repeats), 0.0
+    y.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    memory = (torch.cuda.max_memory_allocated() - before) / 2**20
+    return median_ms(step, row.repeats), memory
 
 
 def peak_mib(index: int) -> float:
@@ -158,39 +230,33 @@ def peak_mib(index: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    device, rows = options.device, GPU if options.device == "cuda" else CPU
     if options.memory is not None:
-        row = ROWS[options.memory]
+        row = rows[options.memory]
         small = Row(row.name, row.problem, 2, row.run)
-        differentiated(small.run, small)  # loads libraries and data, so that they do not count
-        print(peak_growth_mib(lambda: differentiated(row.run, row)))
+        differentiated(small.run, small, device)  # loads libraries and data, so that they do not count
+        print(peak_growth_mib(lambda: differentiated(row.run, row, device)))
         return
     columns = ["problem, method", "batch", "steps", "ms", "times faster", "MiB", "violation", "difference"]
     table, baseline = [], {}
-    for index, row in enumerate(ROWS):
-        *_, steps, violation = differentiated(row.run, row)
-        ms = timed(row)
-        baseline.setdefault(row.problem, ms)
-        ratio = f"{baseline[row.problem] / ms:.1f}"
-        memory = f"{peak_mib(index):.0f}"
-        table.append(
-            [
-                f"{row.problem}: {row.name}",
-                row.batch,
-                steps,
-                f"{ms:.1f}",
-                ratio,
-                memory,
-                f"{violation:.0e}",
-                difference(row, steps),
-            ]
-        )
-        print(f"{row.problem}: {row.name}: {ms:.1f} ms", file=sys.stderr)
-    show(f"forward + backward to violation {TOL:g}; {hardware()}", columns, table)
+    for index, row in enumerate(rows):
+        *_, steps, violation = differentiated(row.run, row, device)
+        ms, memory = timed(row, device)
+        memory = peak_mib(index) if device == "cpu" else memory
+        first = baseline.setdefault((row.title, row.batch), ms)
+        ratio, apart = f"{first / ms:.1f}", difference(row, steps, device)
+        label = f"{row.title}: {row.name}"
+        table.append([label, row.batch, steps, f"{ms:.3g}", ratio, f"{memory:.0f}", f"{violation:.0e}", apart])
+        print(*table[-1], sep=" | ", file=sys.stderr, flush=True)
+    show(f"forward + backward to violation {TOL:g}; {hardware(device)}", columns, table)
     if options.out:
         options.out.write_text(markdown(columns, table))
+        found = {"hardware": hardware(device), "rows": [dict(zip(columns, line, strict=True)) for line in table]}
+        options.out.with_suffix(".json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -94,6 +94,11 @@ class TestPlan:
         assert (snare.epochs, snare.width, snare.seed, snare.penalty) == (7, 9, 4, 0.0)
         assert (dc3.epochs, dc3.width, dc3.penalty) == (7, 9, 3.0)
         assert (optnet.epochs, optnet.batch, optnet.width) == (2, 32, 9)
+        assert [Plan("nclp", epochs=50).config(method, 0).epochs for method in ("dc3", "fsnet", "optnet")] == [
+            50,
+            10,
+            5,
+        ]
         assert Plan("nclp", recipe="paper").config("hardnet", 0).setting == "paper"
 
     @pytest.mark.parametrize(

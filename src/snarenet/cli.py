@@ -92,14 +92,18 @@ def compare_methods(
     problem: Annotated[Positional[str], arg(help=f"one of {', '.join(names())}")],
     methods: Annotated[tuple[str, ...], arg(help="which; all unless given")] = tuple(METHODS),
     seeds: Annotated[int, arg(help="runs of each method")] = 3,
-    epochs: Annotated[int, arg(help="epochs of a run; OptNet, a hundred times slower, has 1; see --set")] = 10,
+    epochs: Annotated[int, arg(help="epochs of a run; of OptNet a tenth, of FSNet a fifth; see --set")] = 10,
     recipe: Annotated[Literal["best", "paper"], arg(help="how to train")] = "best",
     changes: Annotated[
         dict[str, str], arg(name="set", help="other settings, for all or for one: --set width 800 dc3.penalty 1")
     ] = _NO_CHANGES,
     tol: Annotated[float | None, arg(help="tolerance in the test; each method's own unless given")] = None,
     out: Annotated[Path | None, arg(help="folder; comparisons/PROBLEM unless given. What is there goes on")] = None,
-    jobs: Annotated[int, arg(help="runs at a time")] = 1,
+    jobs: Annotated[int | None, arg(help="runs at a time; 1, or as many as the cluster has room for")] = None,
+    cluster: Annotated[
+        str | None,
+        arg(help="train and solve on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; its nodes must share --out"),
+    ] = None,
     sizes: Annotated[dict[str, int], arg(help="sizes of the problem")] = _NO_SIZES,
     engine: Engine = "ipopt",
     classical: Annotated[bool, arg(help="also time IPOPT, Clarabel and SLSQP")] = True,
@@ -113,9 +117,11 @@ def compare_methods(
     plan = Plan(problem, sizes, methods, seeds, epochs, recipe, literal, tol)
     family, folder = _load(problem, sizes, "cpu"), out or Path("comparisons") / problem
     plan.jobs(family)  # what is wrong with the settings is said before the references are computed
-    reference = _objective(_reference(family, "test", engine))
+    reference = _objective(_reference(family, "test", engine, cluster))
     where = str(_device(device))
-    rows, remarks = compare(plan, folder, device=where, workers=jobs, reference=reference, classical=classical)
+    rows, remarks = compare(
+        plan, folder, device=where, workers=jobs, cluster=cluster, reference=reference, classical=classical
+    )
     Console().print(terminal_table(rows))
     for remark in remarks:
         _say(remark)
@@ -193,7 +199,7 @@ def _device(name: str) -> torch.device:
         raise RunError(f"`device` {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
-def _reference(problem: Problem, split: Split, engine: str) -> Reference | None:
+def _reference(problem: Problem, split: Split, engine: str, cluster: str | None = None) -> Reference | None:
     """Optimal values of a split, with a progress bar; None where there is no solver for the problem."""
     if engine == "none" or problem.name == "cbf" or not _leads():  # a control policy has no instance to solve
         return None
@@ -201,7 +207,11 @@ def _reference(problem: Problem, split: Split, engine: str) -> Reference | None:
         task = bar.add_task(f"{engine}, {split} instances")
         try:
             return solve(
-                problem, problem.split(split), engine, progress=lambda k, n: bar.update(task, completed=k, total=n)
+                problem,
+                problem.split(split),
+                engine,
+                cluster=cluster,
+                progress=lambda k, n: bar.update(task, completed=k, total=n),
             )
         except ImportError as error:
             _say(f"No optimality gap: {error}", error=True)

@@ -47,6 +47,7 @@ class Spectrum:
         # the least singular value, in typical row lengths: 0 without full row rank
         self.least = float(values[-1] / typical) if rank == A.shape[0] > 0 else float(rank == A.shape[0])
         self._transfers: dict[float, Tensor] = {}
+        self._stacks: dict[tuple[float, ...], Tensor] = {}
 
     def transfer(self, r: Tensor, damping: float | Tensor, transpose: bool = False) -> Tensor:
         r"""r T, or r T', for r (B, m), with $T = D^{-1/2} U \frac{S^2}{S^2+\lambda} U^\top D^{1/2}$.
@@ -60,11 +61,20 @@ class Spectrum:
             return r / self.root if transpose else r * self.root
         matrix = self._transfers.get(damping)
         if matrix is None:
-            matrix = (self.left * (self.squares / (self.squares + damping))) @ self.left.T
-            matrix = matrix * self.root / self.root.unsqueeze(1)
+            matrix = self._matrix(damping)
             if (len(self._transfers) + 1) * matrix.numel() * matrix.element_size() <= _TRANSFER_BYTES:
                 self._transfers[damping] = matrix
         return r @ (matrix.T if transpose else matrix)
+
+    def _matrix(self, damping: float) -> Tensor:
+        matrix = (self.left * (self.squares / (self.squares + damping))) @ self.left.T
+        return matrix * self.root / self.root.unsqueeze(1)
+
+    def transfers(self, dampings: tuple[float, ...]) -> Tensor:
+        """(count, m, m) the T of several dampings; computed once and kept: a recorded graph knows where they are."""
+        if dampings not in self._stacks:
+            self._stacks[dampings] = torch.stack([self._matrix(damping) for damping in dampings])
+        return self._stacks[dampings]
 
 
 class Eliminated(ABC):

@@ -29,8 +29,10 @@ from snarenet.training.run import environment
 
 INSTANCES = 100  # test instances that the classical solvers are timed on
 _SOLVERS = {"ipopt": "IPOPT", "clarabel": "Clarabel", "slsqp": "SLSQP"}
-# A cone program for every sample takes a hundred times as long as the other methods: few epochs, of many small steps.
-_SLOW: dict[str, dict[str, Any]] = {"optnet": {"epochs": 1, "batch": 32}}
+# A cone program for every sample takes a hundred times as long as the other methods, an unrolled L-BFGS twenty times:
+# these get a share of the epochs, and OptNet smaller batches, for more steps.
+_SHARES = {"optnet": 0.1, "fsnet": 0.2}
+_BATCHES = {"optnet": 32}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Plan:
         sizes: arguments of the family.
         methods: names in `METHODS`.
         seeds: how many runs of each, with the seeds 0, 1, ...
-        epochs: of each run.
+        epochs: of each run; OptNet and FSNet, which are slow, get a tenth and a fifth of them.
         recipe: "best", with each method's `fair` setting, or "paper".
         changes: fields of the recipe that are different, for all methods, or, as "METHOD.FIELD", for one.
         tol: tolerance of the test; that of each method's layer unless given.
@@ -69,7 +71,11 @@ class Plan:
         common = {name: value for name, value in self.changes.items() if "." not in name}
         prefix = f"{method}."
         own = {name.removeprefix(prefix): v for name, v in self.changes.items() if name.startswith(prefix)}
-        chosen = {"epochs": self.epochs} | common | _SLOW.get(method, {}) | own
+        share = _SHARES.get(method, 1.0)
+        slow = {"epochs": max(1, round(share * self.epochs))} | (
+            {"batch": _BATCHES[method]} if method in _BATCHES else {}
+        )
+        chosen = common | slow | own
         fixed = {"method": method, "seed": seed, "validate_every": max(1, chosen["epochs"])}
         return TrainConfig.recipe(self.recipe, self.problem, **chosen | fixed)
 
@@ -87,7 +93,8 @@ def compare(
     out: Path,
     *,
     device: str = "cpu",
-    workers: int = 1,
+    workers: int | None = None,
+    cluster: str | None = None,
     reference: Tensor | None = None,
     classical: bool = True,
     quiet: bool = False,
@@ -98,7 +105,9 @@ def compare(
         plan: what to compare.
         out: where; a comparison that was stopped goes on there.
         device: where to train and to time.
-        workers: runs at a time.
+        workers: runs at a time; 1 unless given, on a cluster as many as it has room for.
+        cluster: address of a Ray cluster to train on; `out` must be on a disk that its nodes share, see `sweep`. Times
+            are measured in this process.
         reference: (N,) optimal values of the test instances, for gaps.
         classical: also time the classical solvers that can handle the problem.
         quiet: show no progress.
@@ -110,7 +119,7 @@ def compare(
     jobs, refused = plan.jobs(problem)
     remarks = [f"{METHODS[method].title}: not here, since {reason}" for method, reason in refused.items()]
     every = [job for several in jobs.values() for job in several]
-    failures = sweep(every, out, device=device, workers=workers, quiet=quiet)
+    failures = sweep(every, out, device=device, workers=workers, cluster=cluster, quiet=quiet)
     remarks += [f"{name}: failed, {reason}" for name, reason in failures.items()]
     rows = [row for several in jobs.values() if (row := _row(several, out, problem, reference)) is not None]
     if classical:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from snarenet.problems import Problem, load
-from snarenet.processes import scatter
+from snarenet.processes import scatter, scatter_over
 from snarenet.training import Run, TrainConfig, Trainer, evaluate
 from snarenet.training.metrics import gaps
 
@@ -53,7 +55,13 @@ class Job:
 
 
 def sweep(
-    jobs: Iterable[Job], out: Path, *, device: str = "cpu", workers: int = 1, quiet: bool = False
+    jobs: Iterable[Job],
+    out: Path,
+    *,
+    device: str = "cpu",
+    workers: int | None = None,
+    cluster: str | None = None,
+    quiet: bool = False,
 ) -> dict[str, str]:
     """Make the runs that are not there yet; a run that was stopped goes on.
 
@@ -61,19 +69,26 @@ def sweep(
         jobs: the runs.
         out: the folder of all run folders.
         device: where to train.
-        workers: runs at a time, each in a process of its own; 1 stays in this process.
+        workers: runs at a time, each in a process of its own. 1 unless given, which stays in this process; on a
+            cluster as many as it has room for.
+        cluster: address of a Ray cluster to train on, see `snarenet.processes.scatter_over`. `out` must be on a disk
+            that all its nodes share under the same path; a run whose process or node dies goes on from its checkpoint.
         quiet: show no progress of a run in this process.
 
     Returns:
         Why runs failed, by the names of their jobs; the others are done.
     """
     missing = {job.name: job for job in jobs if not (out / job.name / "evaluation.json").exists()}
-    tasks = {name: (job, out, device, quiet) for name, job in missing.items()}
-    done = (
-        scatter(_attempt, tasks, workers, _share_cores, (min(workers, len(tasks)),))
-        if workers > 1 and len(tasks) > 1
-        else ((name, _attempt(task)) for name, task in tasks.items())
-    )
+    if cluster is not None and missing:
+        done = _on_cluster(cluster, missing, out, device, workers)
+    else:
+        tasks = {name: (job, out, device, quiet) for name, job in missing.items()}
+        side_by_side = min(workers or 1, len(tasks))
+        done = (
+            scatter(_attempt, tasks, side_by_side, _share_cores, (side_by_side,))
+            if side_by_side > 1
+            else ((name, _attempt(task)) for name, task in tasks.items())
+        )
     failures = {}
     for count, (name, failure) in enumerate(done, 1):
         if not quiet:
@@ -94,6 +109,33 @@ def _attempt(task: tuple[Job, Path, str, bool]) -> str:
     except (RuntimeError, ValueError, ArithmeticError, ImportError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _on_cluster(
+    cluster: str, missing: Mapping[str, Job], out: Path, device: str, workers: int | None
+) -> Iterator[tuple[str, str]]:
+    """(name, why it failed) of each run, made on a cluster."""
+    out, kind = out.absolute(), torch.device(device).type  # which GPU of a node it is, Ray says
+    out.mkdir(parents=True, exist_ok=True)
+    marker = out / f".shared-{uuid.uuid4().hex}"
+    marker.touch()
+    try:
+        tasks = {name: (marker, (job, out, kind, True)) for name, job in missing.items()}
+        yield from scatter_over(cluster, _attempt_there, tasks, workers, gpu=kind == "cuda")
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def _attempt_there(task: tuple[Path, tuple[Job, Path, str, bool]]) -> str:
+    """`_attempt` on a node of a cluster, if it sees the file `marker` that the first process wrote."""
+    marker, attempt = task
+    if not marker.exists():  # what is written here would be lost
+        raise ValueError(
+            "`out` must be a folder on a disk that all nodes of the cluster share, but the node "
+            f"{platform.node()} does not see what is written to {marker.parent}"
+        )
+    torch.set_num_threads(1)  # the core it was given; and the same numbers on every node
+    return _attempt(attempt)
 
 
 def run_job(job: Job, out: Path, device: str, quiet: bool = False) -> Run:

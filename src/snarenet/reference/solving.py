@@ -19,7 +19,7 @@ from torch import Tensor
 from snarenet.constraints.base import Instance
 from snarenet.constraints.data import describe
 from snarenet.problems.base import Problem
-from snarenet.processes import scatter
+from snarenet.processes import scatter, scatter_over
 from snarenet.reference.engines import ENGINES, Engine
 from snarenet.reference.program import RESIDUAL, VIOLATION, Array, Program, Structured, digest
 from snarenet.reference.reading import Autograd, read_structure
@@ -57,6 +57,7 @@ def solve(
     *,
     starts: int | None = None,
     workers: int | None = None,
+    cluster: str | None = None,
     cache: Path | str | Literal[False] | None = None,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
@@ -74,6 +75,8 @@ def solve(
             the linear equalities, the others add N(0, I) to it. `problem.starts` unless given.
         workers: processes; as many as cores unless given. 1 stays in this process, as functions of your own always do.
             A script that uses more must call `solve` under `if __name__ == "__main__":`.
+        cluster: address of a Ray cluster to solve on, with up to `workers` processes, or as many as it has room for;
+            see `snarenet.processes.scatter_over`. The results are kept by this process: no disk need be shared.
         cache: folder for the results; $SNARENET_CACHE or ~/.cache/snarenet unless given; False for none.
         progress: called with (instances done, instances in all) after each chunk.
         seed: of the further starts.
@@ -84,9 +87,8 @@ def solve(
     if engine not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}")
     starts = problem.starts if starts is None else starts
-    workers = os.cpu_count() or 1 if workers is None else workers
     for name, number in {"starts": starts, "workers": workers}.items():
-        if number < 1:
+        if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1, but got {number}")
     x = problem.split("test") if x is None else x
     if not isinstance(x, Tensor) or x.ndim != problem.inputs.ndim or x.shape[1:] != problem.inputs.shape[1:]:
@@ -96,7 +98,8 @@ def solve(
     noise = np.random.default_rng(seed).standard_normal((starts - 1, problem.size))
     store = Store(None if cache is False else Store.default() if cache is None else Path(cache))
     with one_thread():
-        chunks = _run(_tasks(problem, x, engine, noise), store, workers, progress or (lambda done, total: None))
+        tasks = _tasks(problem, x, engine, noise)
+        chunks = _run(tasks, store, workers, cluster, progress or (lambda done, total: None))
     return _check(problem, x, chunks)
 
 
@@ -157,7 +160,9 @@ def _autograd(problem: Problem, x: Tensor, instance: Instance, i: int) -> Autogr
     return Autograd(problem, x[index], instance.select(index))
 
 
-def _run(tasks: list[Task], store: Store, workers: int, progress: Callable[[int, int], None]) -> list[Chunk]:
+def _run(
+    tasks: list[Task], store: Store, workers: int | None, cluster: str | None, progress: Callable[[int, int], None]
+) -> list[Chunk]:
     """The chunks of all tasks, from the store or solved now."""
     total, done = sum(len(task.programs) for task in tasks), 0
     chunks: dict[int, Chunk] = {}
@@ -171,15 +176,22 @@ def _run(tasks: list[Task], store: Store, workers: int, progress: Callable[[int,
         progress(done, total)
     missing = {i: task for i, task in enumerate(tasks) if i not in chunks}
     portable = all(isinstance(program, Structured) for task in missing.values() for program in task.programs)
-    alone = min(workers, len(missing)) <= 1 or not portable
-    for i, chunk in (
-        ((i, solve_chunk(task)) for i, task in missing.items()) if alone else scatter(solve_chunk, missing, workers)
-    ):
+    for i, chunk in _solved(missing, workers, cluster) if portable else _solved(missing, 1, None):
         store.save(keys[i], chunk)
         chunks[i] = chunk
         done += len(chunk.kkt)
         progress(done, total)
     return [chunks[i] for i in range(len(tasks))]
+
+
+def _solved(missing: dict[int, Task], workers: int | None, cluster: str | None) -> Iterable[tuple[int, Chunk]]:
+    """(key, chunk) of each task, in any order."""
+    if cluster is not None and missing:
+        return scatter_over(cluster, solve_chunk, missing, workers)
+    side_by_side = min(workers or os.cpu_count() or 1, len(missing))
+    if side_by_side > 1:
+        return scatter(solve_chunk, missing, side_by_side)
+    return ((i, solve_chunk(task)) for i, task in missing.items())
 
 
 def solve_chunk(task: Task) -> Chunk:

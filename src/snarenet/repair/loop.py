@@ -22,8 +22,9 @@ from snarenet.constraints.data import tracing, without_grad
 from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
+from snarenet.repair import fused
 from snarenet.repair.options import Rows, Solver, Store, check_options, relaxed
-from snarenet.repair.spaces import Space
+from snarenet.repair.spaces import ConstraintSpace, Space
 from snarenet.repair.structure import choose_space
 from snarenet.repair.tape import Step, Tape
 from snarenet.solution import Solution, Status
@@ -161,7 +162,7 @@ class _Repair(torch.autograd.Function):
         job = job._replace(space=job.space.detached(leaves))
         value, status, steps = _iterate(job, y, lower, upper, tape)
         ctx.space, ctx.tape, ctx.tensors = job.space, tape, tuple(leaves.get(id(t), t) for t in tensors)
-        ctx.failures = not tracing() and bool((status != _CONVERGED).any())
+        ctx.failures = tape.whole is None and not tracing() and bool((status != _CONVERGED).any())
         ctx.save_for_backward(y, *tensors)  # so that autograd notices when one of them is overwritten
         ctx.mark_non_differentiable(status, steps)
         return value, status, steps
@@ -170,10 +171,11 @@ class _Repair(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
         y, v = ctx.saved_tensors[0], gradients[0]
+        if ctx.tape.whole is not None:
+            found = _pull_back_fused(ctx.space, ctx.tape.whole, y, v)
+            return None, found.y, found.lower, found.upper
         steps = ctx.tape.steps
-        if (
-            ctx.failures
-        ):  # a sample that was given up, or rescued, may have gone too far for its steps to be pulled back
+        if ctx.failures:  # one that was given up, or rescued, may have gone too far for its steps to be pulled back
             steps = ctx.tape.without((v == 0).all(1))
         found = _pull_back(ctx.space, steps, y, v, ctx.tensors)
         return None, found.y, found.lower, found.upper, *found.tensors
@@ -218,10 +220,14 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     damping, eager = job.damping, not tracing()
     tol = max(job.tol / 2, job.tol - job.space.slack)
     position = job.space.start(y)
+    if isinstance(job.space, ConstraintSpace) and fused.available(position, damping):
+        return _iterate_fused(job, job.space, y, position, lower, upper, tape)
     r = residual(job.space.value(position), lower, upper)
     worst = largest(r)
     status = _judge(worst, job.tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
     strictness = _strictness(job.space.scales().expand_as(r), job.tol) if damping.relative else None
+    if strictness is not None and eager and bool((strictness == 1).all()):
+        strictness = None
     level, steps = damping.first(y), torch.zeros_like(status)
     s = _Live(None, job.space, lower, upper, lower == upper, strictness, position, r, worst, level, status, steps)
     batch = s.write(())
@@ -260,6 +266,21 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     return job.space.finish(y, position), status, steps
 
 
+def _iterate_fused(
+    job: _Job, space: ConstraintSpace, y: Tensor, position: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None
+) -> tuple[Tensor, ...]:
+    """`_iterate` by one kernel."""
+    scales = space.scales()
+    strictness = _strictness(scales, job.tol) if job.damping.relative else torch.ones_like(scales)
+    tol = max(job.tol / 2, job.tol - space.slack)
+    work = fused.Job(space.spectrum, job.damping, strictness, job.tol, tol, job.max_steps)
+    bounds = tape is not None and tape.bounds
+    position, status, steps, record = fused.iterate(work, position, lower, upper, job.finite, tape is not None, bounds)
+    if tape is not None:
+        tape.whole = record
+    return space.finish(y, position), status, steps
+
+
 def _all_go_on(worst: Tensor, tol: float, stalled: Tensor | None) -> bool:
     """Did nobody converge, break or stall? The common case, in one look."""
     low, high = torch.aminmax(worst)
@@ -294,17 +315,14 @@ def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, record: Any) -> 
     return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before
 
 
-def _strictness(scales: Tensor, tol: float) -> Tensor | None:
+def _strictness(scales: Tensor, tol: float) -> Tensor:
     """How much stricter than `tol` to be with short rows, so that scaling a constraint down does not loosen it.
 
     A row of length 1 or more stops at `tol`, a shorter one at `tol` times its length, but not below a thousandth of
     `tol` nor below what rounding allows.
     """
     finest = max(1e-3, min(1.0, 256 * torch.finfo(scales.dtype).eps / tol)) if tol else 1.0
-    factors = 1 / scales.sqrt().clamp(finest, 1.0)
-    if not tracing() and bool((factors == 1).all()):
-        return None
-    return factors
+    return 1 / scales.sqrt().clamp(finest, 1.0)
 
 
 class _Gradients(NamedTuple):
@@ -340,6 +358,12 @@ def _pull_back(space: Space, steps: list[Step], y: Tensor, v: Tensor, wanted: tu
         cotangent = mine if samples is None else cotangent.index_copy(0, samples, mine)
     found_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
     return _Gradients(found_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
+
+
+def _pull_back_fused(space: ConstraintSpace, record: fused.Record, y: Tensor, v: Tensor) -> _Gradients:
+    """`_pull_back` by one kernel."""
+    cotangent, lower, upper = fused.pull_back(record, space.pull_start(v))
+    return _Gradients(space.pull_finish(y, v, cotangent, None, ())[0], lower, upper, ())
 
 
 def _scatter_add(total: Tensor | None, samples: Tensor | None, part: Tensor, batch: int) -> Tensor:

@@ -1,0 +1,88 @@
+"""`Recorder`: a function of tensors as CUDA graphs, one for each kind of call, replayed instead of launched anew.
+
+On a GPU most of a small repair is the launching of kernels. A graph launches them all at once; in return the number of
+steps is fixed when it is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+_MOST = 8  # graphs that are kept; each keeps the memory of its call
+
+
+class _Graph(NamedTuple):
+    call: Callable[..., tuple[Tensor, ...]]
+    calls: list[int]  # one number: how often it was replayed
+
+
+class Recorder:
+    """Replays functions whose arguments are pytrees of tensors and whose result is a tuple of tensors.
+
+    Gradients flow to the arguments that need one. They belong to the last call of a kind: the graph has one place for
+    what the backward pass needs, so a backward pass through an earlier call raises an error.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[Any, _Graph] = {}
+
+    def __deepcopy__(self, memo: Any) -> Recorder:
+        return Recorder()  # a copy records for itself
+
+    def __call__(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Any, key: Any) -> tuple[Tensor, ...]:
+        """The result of the function for these arguments.
+
+        Args:
+            function: it must not look at values while it is recorded.
+            arguments: its arguments.
+            key: tells apart functions, and calls that differ in something else than the arguments.
+        """
+        leaves, structure = tree_flatten(arguments)
+        differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        kind = (key, str(structure), differentiated, *((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves))
+        graph = self._graphs.get(kind)
+        if graph is None:
+            if len(self._graphs) == _MOST:
+                self._graphs.pop(next(iter(self._graphs)))
+            graph = self._graphs[kind] = _record(function, leaves, structure, differentiated)
+        graph.calls[0] += 1
+        found = tuple(tensor.clone() for tensor in graph.call(*leaves))  # the next replay overwrites its result
+        if not differentiated:
+            return found
+        return tuple(_Last.apply(t, graph.calls, graph.calls[0]) if t.requires_grad else t for t in found)  # pyright: ignore
+
+
+def _record(
+    function: Callable[..., tuple[Tensor, ...]], leaves: list[Tensor], structure: Any, differentiated: bool
+) -> _Graph:
+    needed = [leaf.requires_grad and differentiated for leaf in leaves]
+    samples = tuple(leaf.detach().clone().requires_grad_(need) for leaf, need in zip(leaves, needed, strict=True))
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return function(*tree_unflatten(list(tensors), structure))
+
+    with torch.set_grad_enabled(differentiated):
+        return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
+
+
+class _Last(torch.autograd.Function):
+    """The identity, which refuses to go back through a call that is not the last one."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, calls: list[int], number: int) -> Tensor:  # pyright: ignore
+        ctx.calls, ctx.number = calls, number
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        if ctx.calls[0] != ctx.number:
+            raise RuntimeError(
+                "a recorded layer was called again before the backward pass of an earlier call, whose record is gone; "
+                "call backward after each call, or build the layer with record=0"
+            )
+        return *gradients, None, None
