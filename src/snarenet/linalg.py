@@ -24,6 +24,8 @@ from snarenet.constraints.data import tracing
 from snarenet.constraints.maps import Map
 
 _TRANSFER_BYTES = 2**28  # memory for the cached transfer matrices of one spectrum
+_MATRIX_SIZE = 256  # variables up to which eliminated rows are kept as matrices, some 60 dampings of four each
+_INVERSE_SIZE = 64  # rows up to which a GPU inverts a factor rather than solving with it: two products for two solves
 
 
 def column(damping: float | Tensor) -> float | Tensor:
@@ -48,6 +50,7 @@ class Spectrum:
         self.least = float(values[-1] / typical) if rank == A.shape[0] > 0 else float(rank == A.shape[0])
         self._transfers: dict[float, Tensor] = {}
         self._stacks: dict[tuple[float, ...], Tensor] = {}
+        self._eliminated: dict[float, Eliminated] = {}
 
     def transfer(self, r: Tensor, damping: float | Tensor, transpose: bool = False) -> Tensor:
         r"""r T, or r T', for r (B, m), with $T = D^{-1/2} U \frac{S^2}{S^2+\lambda} U^\top D^{1/2}$.
@@ -62,7 +65,8 @@ class Spectrum:
         matrix = self._transfers.get(damping)
         if matrix is None:
             matrix = self._matrix(damping)
-            if (len(self._transfers) + 1) * matrix.numel() * matrix.element_size() <= _TRANSFER_BYTES:
+            room = (len(self._transfers) + 1) * matrix.numel() * matrix.element_size() <= _TRANSFER_BYTES
+            if room and not tracing():  # what is made while a graph is recorded belongs to the graph
                 self._transfers[damping] = matrix
         return r @ (matrix.T if transpose else matrix)
 
@@ -70,11 +74,23 @@ class Spectrum:
         matrix = (self.left * (self.squares / (self.squares + damping))) @ self.left.T
         return matrix * self.root / self.root.unsqueeze(1)
 
+    def eliminated(self, damping: float | Tensor) -> Eliminated:
+        """These rows, eliminated at a damping."""
+        if isinstance(damping, Tensor) or self.A.shape[1] > _MATRIX_SIZE:
+            return EliminatedSpectrum(self, damping)
+        known = self._eliminated.get(damping)
+        if known is None and tracing():  # what is made while a graph is recorded belongs to the graph
+            return EliminatedSpectrum(self, damping)
+        return known or self._eliminated.setdefault(damping, EliminatedMatrices(self, damping))
+
     def transfers(self, dampings: tuple[float, ...]) -> Tensor:
         """(count, m, m) the T of several dampings; computed once and kept: a recorded graph knows where they are."""
-        if dampings not in self._stacks:
-            self._stacks[dampings] = torch.stack([self._matrix(damping) for damping in dampings])
-        return self._stacks[dampings]
+        known = self._stacks.get(dampings)
+        if known is None:
+            known = torch.stack([self._matrix(damping) for damping in dampings])
+            if not tracing():
+                self._stacks[dampings] = known
+        return known
 
 
 class Eliminated(ABC):
@@ -119,7 +135,7 @@ class EliminatedBox(Eliminated):
 
 
 class EliminatedSpectrum(Eliminated):
-    r"""Constant rows: $P = I - V \frac{S^2}{S^2 + \lambda} V^\top$."""
+    r"""Constant rows: $P = I - V \frac{S^2}{S^2 + \lambda} V^\top$; for a damping per sample, or many variables."""
 
     def __init__(self, spectrum: Spectrum, damping: float | Tensor) -> None:
         self.spectrum = spectrum
@@ -147,6 +163,33 @@ class EliminatedSpectrum(Eliminated):
     def multipliers(self, u: Tensor) -> Tensor:
         s = self.spectrum
         return (u @ s.right * self.inverse) @ s.left.T / s.root
+
+
+class EliminatedMatrices(Eliminated):
+    """The same as matrices, computed once for each damping: one product where the formulas have four operations."""
+
+    def __init__(self, spectrum: Spectrum, damping: float) -> None:
+        formulas = EliminatedSpectrum(spectrum, damping)
+        rows, size = spectrum.A.shape
+        eye = torch.eye(size, dtype=spectrum.A.dtype, device=spectrum.A.device)
+        self._shrink, self._root, self._multipliers = (
+            formulas.shrink(eye),
+            formulas.root(eye),
+            formulas.multipliers(eye),
+        )
+        self._step = formulas.step(torch.eye(rows, dtype=eye.dtype, device=eye.device))
+
+    def step(self, residual: Tensor) -> Tensor:
+        return residual @ self._step
+
+    def shrink(self, v: Tensor) -> Tensor:
+        return v @ self._shrink
+
+    def root(self, J: Tensor) -> Tensor:
+        return J @ self._root
+
+    def multipliers(self, u: Tensor) -> Tensor:
+        return u @ self._multipliers
 
 
 @dataclass(frozen=True)
@@ -325,22 +368,30 @@ class Primal(System):
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The Cholesky factor; a matrix singular to working precision gets the smallest shift that makes it regular."""
+    """The factor for `cholesky_solve`; a matrix singular to working precision gets the smallest shift it needs."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    if tracing():
-        return factor
     shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
-    while bool((info > 0).any()) and shift < 1:
+    while not tracing() and bool((info > 0).any()) and shift < 1:
         diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) * (info > 0).unsqueeze(-1)
         factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed((shift * diagonal).expand(matrix.shape[:-1])))
         shift *= 100
+    if _inverted(factor):
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
     return factor
 
 
 def cholesky_solve(factor: Tensor, rhs: Tensor) -> Tensor:
-    """The solution (B, m) of L L' w = rhs for the factor L (B, m, m)."""
+    """The solution (B, m) of M w = rhs for the factor that `cholesky` made of M (B, m, m)."""
     column = rhs.unsqueeze(-1)
+    if _inverted(factor):
+        return (factor.mT @ (factor @ column)).squeeze(-1)
     if factor.is_cuda:  # torch.cholesky_solve waits for the device there, and cannot be recorded
         column = torch.linalg.solve_triangular(factor, column, upper=False)
         return torch.linalg.solve_triangular(factor.mT, column, upper=True).squeeze(-1)
     return torch.cholesky_solve(column, factor).squeeze(-1)
+
+
+def _inverted(factor: Tensor) -> bool:
+    """Is this the inverse of a Cholesky factor, and not the factor?"""
+    return factor.is_cuda and factor.shape[-1] <= _INVERSE_SIZE

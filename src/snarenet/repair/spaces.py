@@ -30,7 +30,6 @@ from snarenet.linalg import (
     Dual,
     Eliminated,
     EliminatedBox,
-    EliminatedSpectrum,
     Primal,
     Spectrum,
     System,
@@ -249,7 +248,7 @@ class OutputSpace(Space):
             return Primal(self.others, y, others, self.scale, damping, factor)
         eliminated: Eliminated | None = None
         if self.spectrum is not None:
-            eliminated = EliminatedSpectrum(self.spectrum, damping)
+            eliminated = self.spectrum.eliminated(damping)
         elif self.eliminated is not None:
             eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first], damping)
         delta = self.scale * column(damping)
