@@ -244,6 +244,10 @@ def span(seconds: float) -> tuple[str, float, float]:
     return ray.get_runtime_context().get_node_id(), begin, time.time()
 
 
+def visible_gpus(seconds: float) -> tuple[str, float, float]:
+    return os.environ["CUDA_VISIBLE_DEVICES"], *span(seconds)[1:]
+
+
 def fail(task: int) -> None:
     raise LookupError(f"task {task}")
 
@@ -279,6 +283,17 @@ class TestScatter:
     def test_there_is_no_gpu(self, cluster: TwoNodes) -> None:
         with pytest.raises(ValueError, match=f"need a GPU, but the cluster '{cluster.address}' has none"):
             list(scatter_over(cluster.address, str, {1: 1}, gpu=True))
+
+    def test_two_workers_share_a_gpu(self, cluster: TwoNodes) -> None:
+        node = cluster.ray.add_node(num_cpus=2, num_gpus=1, object_store_memory=STORE)  # Ray believes it
+        try:
+            cluster.ray.wait_for_nodes()
+            pair = dict(scatter_over(cluster.address, visible_gpus, dict.fromkeys("ab", 4.0), 2, gpu=True))
+        finally:
+            cluster.ray.remove_node(node)
+        assert [gpus for gpus, _, _ in pair.values()] == ["0", "0"]
+        (_, begin, end), (_, other_begin, other_end) = pair.values()
+        assert max(begin, other_begin) < min(end, other_end)  # at the same time
 
     def test_a_connection_of_the_users_is_left_open(self, cluster: TwoNodes) -> None:
         import ray
