@@ -25,7 +25,7 @@ from snarenet.constraints.base import largest, residual
 from snarenet.constraints.data import tracing
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.completion import Completion, Partial
-from snarenet.repair.options import relaxed
+from snarenet.repair.options import check_count, relaxed
 from snarenet.solution import Solution
 
 _ROUNDING = 1e-9  # a row that a step took to its bound is violated by rounding or not at all: it counts as satisfied
@@ -84,8 +84,7 @@ class DC3Layer(Layer):
         on_failure: OnFailure = "warn",
     ) -> None:
         for name, count in {"train_steps": train_steps, "test_steps": test_steps}.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ValueError(f"`{name}` must be a whole number >= 0, but got {count!r}")
+            check_count(name, count)
         super().__init__(constraints, tol, train_steps + test_steps, on_failure)
         if step != "auto" and not (isinstance(step, float | int) and 0 < step < math.inf):
             raise ValueError(f"`step` must be 'auto' or a number > 0, but got {step!r}")

@@ -20,7 +20,7 @@ from snarenet.constraints.base import Instance, largest, residual
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.lbfgs import InverseHessian
 from snarenet.repair import check_options
-from snarenet.repair.options import relaxed
+from snarenet.repair.options import check_count, relaxed
 from snarenet.solution import Solution, Status
 
 _ARMIJO = 1e-4
@@ -76,8 +76,7 @@ class FSNetLayer(Layer):
         super().__init__(constraints, tol, max_steps, on_failure)
         check_options("auto", tol, max_steps, "auto", "auto", None)
         for name, value, least in (("memory", memory, 1), ("unroll", unroll, 0), ("halvings", halvings, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be a whole number >= {least}, but got {value!r}")
+            check_count(name, value, least)
         if stop is not None and (len(stop) != 2 or not min(stop) >= 0):
             raise ValueError(f"`stop` must be None or two numbers >= 0, but got {stop!r}")
         if not gradient_tol >= 0:

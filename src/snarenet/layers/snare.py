@@ -13,6 +13,7 @@ from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
+from snarenet.repair.options import check_count
 from snarenet.repair.recording import Recorder
 from snarenet.solution import Solution
 
@@ -32,6 +33,7 @@ class SnareLayer(Layer):
         dtype: precision of the repair, float64 unless given.
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.
         store_factors: keep factors for the backward pass; see `repair`.
+        nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. A batch with samples that need more steps is
             repaired again without it. Gradients reach y and x, not tensors inside the constraints, and one call must be
@@ -60,18 +62,19 @@ class SnareLayer(Layer):
         *,
         solver: Solver = "auto",
         store_factors: Store = "auto",
+        nearest: int = 0,
         record: int = 0,
     ) -> None:
         super().__init__(constraints, tol, max_steps, on_failure)
         check_options(rows, tol, max_steps, solver, store_factors, dtype)
-        if isinstance(record, bool) or not isinstance(record, int) or record < 0:
-            raise ValueError(f"`record` must be a whole number >= 0, but got {record!r}")
+        check_count("record", record)
+        check_count("nearest", nearest)
         self.damping = as_damping(damping)
         self.rows: Rows = rows
         self.rescue, self.dtype = rescue, dtype
         self.solver: Solver = solver
         self.store_factors: Store = store_factors
-        self.record = record
+        self.nearest, self.record = nearest, record
         self._recorder = Recorder()
         self.register_load_state_dict_post_hook(_prepare_again)
         self.prepare()
@@ -104,6 +107,7 @@ class SnareLayer(Layer):
             max_steps=max_steps,
             relax=relax,
             rescue=rescue,
+            nearest=self.nearest,
             solver=self.solver,
             store_factors=self.store_factors,
             dtype=self.dtype,

@@ -23,7 +23,8 @@ from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
 from snarenet.repair import fused
-from snarenet.repair.options import Rows, Solver, Store, check_options, relaxed
+from snarenet.repair.nearest import approach
+from snarenet.repair.options import Rows, Solver, Store, check_count, check_options, relaxed
 from snarenet.repair.spaces import ConstraintSpace, Space
 from snarenet.repair.structure import choose_space
 from snarenet.repair.tape import Step, Tape
@@ -48,6 +49,7 @@ def repair(
     max_steps: int = 100,
     relax: float | Tensor = 0.0,
     rescue: bool = False,
+    nearest: int = 0,
     solver: Solver = "auto",
     store_factors: Store = "auto",
     dtype: torch.dtype | None = None,
@@ -65,6 +67,9 @@ def repair(
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
         rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
+        nearest: first go towards the nearest point that obeys the constant linear rows, by so many iterations of ADMM;
+            20 or 30 make the result nearly the orthogonal projection, where all rows are such. Then a small damping
+            does, such as `Annealed(1e-3, 0.1)`.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
             problems.
         store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
@@ -72,10 +77,13 @@ def repair(
     """
     damping = as_damping(damping)
     dtype = check_options(rows, tol, max_steps, solver, store_factors, dtype)
+    check_count("nearest", nearest)
     work = constraints.check(y).to(dtype)
     finite = work.isfinite().all(1)
     start = torch.where(finite.unsqueeze(1), work, 0.0)
     instance = relaxed(constraints.at(start, x), relax)
+    if nearest:
+        start = approach(constraints.memo, instance, start, nearest)
     room = _STORE_BYTES if store_factors == "auto" else math.inf if store_factors else 0
     krylov = solver if isinstance(solver, ConjugateGradients) else None
 

@@ -23,8 +23,7 @@ def check_options(
     """The precision of the repair, if all options make sense."""
     if rows not in ("auto", "all", "active"):
         raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {rows!r}")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ValueError(f"`max_steps` must be a whole number >= 0, but got {max_steps!r}")
+    check_count("max_steps", max_steps)
     if solver != "auto" and not isinstance(solver, ConjugateGradients):
         raise ValueError(f"`solver` must be 'auto' or ConjugateGradients(...), but got {solver!r}")
     if store_factors not in ("auto", True, False):
@@ -57,3 +56,9 @@ def relaxed(instance: Instance, relax: float | Tensor) -> Instance:
         relax = relax.to(instance.lower)
     equal = (False,) * len(instance.equal)  # a widened equality is none
     return Instance(instance.map, instance.lower - relax, instance.upper + relax, equal)
+
+
+def check_count(name: str, value: object, least: int = 0) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be a whole number >= {least}, but got {value!r}")

@@ -92,6 +92,9 @@ class TrainConfig:
     """First damping of the annealed schedule."""
     damping_ratio: float = 0.6
     """Factor of the damping from step to step."""
+    nearest: int = 0
+    """Iterations towards the nearest point of the linear constraints before the repair; 20 of them with a start of 1e-3
+    and a ratio of 0.1 halve the gap where all constraints are linear."""
     rows: Literal["auto", "all", "active"] = "auto"
     """Rows of the Jacobian in a step; the paper uses all."""
     tol: float = 1e-6
@@ -112,17 +115,8 @@ class TrainConfig:
     0 for none. Samples that need more are trained on as far as they came."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "relax_epochs",
-            "lr",
-            "clip",
-            "penalty",
-            "proximity",
-            "weight_decay",
-            "record",
-            "pretrain",
-        ):
+        weights = ("lr", "clip", "penalty", "proximity", "weight_decay")
+        for name in ("epochs", "relax_epochs", "record", "pretrain", "nearest", *weights):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must be >= 0, but got {getattr(self, name)!r}")
         for name in ("batch", "width", "validate_every"):
@@ -143,7 +137,8 @@ class TrainConfig:
         if name == "paper":
             chosen = _PAPER | _PAPER_FAMILIES.get(problem, {}) | _PAPER_METHODS.get(rival, {})
         else:
-            chosen = _BEST_FAMILIES.get(problem, {}) | _BEST_METHODS.get(rival, {})
+            own = _BEST_OURS.get(problem, {}) if rival == "snare" else _BEST_METHODS.get(rival, {})
+            chosen = _BEST_FAMILIES.get(problem, {}) | own
         return cls().replace(**chosen | changes)
 
     def replace(self, **changes: Any) -> TrainConfig:
@@ -170,7 +165,8 @@ class TrainConfig:
             inputs = problem.inputs.shape[1]
             return build(self.method, problem.constraints, inputs, problem.size, self.setting, problem.name, self.seed)
         damping = self.build_damping()
-        return SnareLayer(problem.constraints, damping, self.rows, self.test_tol, self.max_steps, self.rescue)
+        options = (damping, self.rows, self.test_tol, self.max_steps, self.rescue)
+        return SnareLayer(problem.constraints, *options, nearest=self.nearest)
 
     def build_net(self, inputs: int, outputs: int) -> MLP:
         """A fresh network; only `seed` decides its weights, and the global random numbers are left alone."""
@@ -273,6 +269,10 @@ _BEST_FAMILIES: dict[str, dict[str, Any]] = {
         "damping_ratio": 0.3,
     },
 }
+
+# Where all constraints are linear, a start near the orthogonal projection trains better, as fast: after 60 epochs of
+# `nclp`, one seed, the gap on the validation instances is 1.8e-5, without it 5.0e-5; 35 iterations give 1.5e-5, slower.
+_BEST_OURS: dict[str, dict[str, Any]] = {"nclp": {"nearest": 20, "damping_start": 1e-3, "damping_ratio": 0.1}}
 
 # Methods that leave violations need a penalty in the loss. Chosen by the mean objective on the validation instances of
 # `nclp` and `qcqp`, one seed, 40 epochs; ours has settings of its own above.

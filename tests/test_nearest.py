@@ -1,0 +1,116 @@
+"""The start near the orthogonal projection: against Pi-net run to the end, a closed form, and differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conformance import assert_equal, draw
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.layers import HardNetLayer, PiNetLayer
+
+FINISH = sn.Annealed(1e-3, 0.1)
+
+
+def polytope() -> sn.Constraints:
+    """Inequalities from both sides and equalities in x."""
+    A = 3 * draw(6, 10, seed=1)
+    return sn.Linear(A, -1.0, 0.5) & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
+
+
+def simplex() -> sn.Constraints:
+    return sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 10, dtype=torch.float64), equals=1.0)
+
+
+Y, X = draw(20, 10, seed=3, scale=2), draw(20, 2, seed=4)
+
+
+@pytest.mark.parametrize("constraints", [polytope(), simplex()], ids=["polytope", "simplex"])
+class TestProjection:
+    def test_many_iterations_reach_it(self, constraints: sn.Constraints) -> None:
+        expected = PiNetLayer(constraints, tol=1e-11)(Y, X)
+        solution = sn.repair(constraints, Y, X, nearest=500, damping=FINISH, tol=1e-9)
+        assert solution.converged.all()
+        assert torch.equal(solution.raw, Y)
+        assert_equal(solution.value, expected, 1e-6)
+
+    def test_few_iterations_come_close(self, constraints: sn.Constraints) -> None:
+        expected = PiNetLayer(constraints, tol=1e-11)(Y, X)
+        far, near = (
+            (sn.repair(constraints, Y, X, nearest=count, damping=damping).value - expected).norm(dim=1).mean()
+            for count, damping in ((0, sn.Annealed()), (20, FINISH))
+        )
+        assert near < 0.1 * far
+
+    def test_it_moves_no_two_points_apart(self, constraints: sn.Constraints) -> None:
+        other = Y + 0.5 * draw(20, 10, seed=5)
+        a, b = (sn.repair(constraints, y, X, nearest=300, damping=FINISH).value for y in (Y, other))
+        assert ((a - b).norm(dim=1) <= (Y - other).norm(dim=1) * (1 + 1e-6)).all()
+
+    def test_feasible_points_stay(self, constraints: sn.Constraints) -> None:
+        inside = PiNetLayer(constraints, tol=1e-12)(Y, X)
+        assert_equal(sn.repair(constraints, inside, X, nearest=20, damping=FINISH).value, inside, 1e-7)
+
+    def test_samples_do_not_know_each_other(self, constraints: sn.Constraints) -> None:
+        together = sn.repair(constraints, Y, X, nearest=20, damping=FINISH).value
+        alone = sn.repair(constraints, Y[3:4], X[3:4], nearest=20, damping=FINISH).value
+        assert_equal(alone, together[3:4], 1e-9)
+
+
+def test_scaling_a_row_changes_nothing() -> None:
+    A, b = draw(6, 10, seed=1), 0.2 * torch.ones(6, dtype=torch.float64)
+    factors = torch.tensor([1.0, 100.0, 0.01, 1.0, 5.0, 1.0], dtype=torch.float64)
+    plain, scaled = (sn.Linear(A * f.unsqueeze(1), upper=b * f) for f in (torch.ones_like(factors), factors))
+    options = {"nearest": 15, "damping": FINISH, "max_steps": 0}
+    assert_equal(sn.repair(scaled, Y, **options).value, sn.repair(plain, Y, **options).value, 1e-9)
+
+
+def test_gradients() -> None:
+    """To predictions, inputs and bounds, through the iterations and the repair."""
+    A, C = draw(3, 5, seed=1), draw(1, 5, seed=2)
+
+    def outcome(y: Tensor, x: Tensor, upper: Tensor) -> Tensor:
+        constraints = sn.Linear(A, -0.5, lambda _: upper.expand(4, -1)) & sn.Linear(C, equals=lambda x: x)
+        return sn.repair(constraints, y, x, nearest=12, damping=FINISH, tol=1e-10).value
+
+    y, x = draw(4, 5, seed=3, scale=2).requires_grad_(), draw(4, 1, seed=4).requires_grad_()
+    upper = (draw(3, seed=5).abs() + 0.1).requires_grad_()
+    assert torch.autograd.gradcheck(outcome, (y, x, upper), atol=1e-5)
+
+
+def test_curved_rows_are_left_to_the_repair() -> None:
+    """Only the linear rows count for the start; without any, it is the prediction."""
+    disk = sn.Quadratic(torch.ones(1, 10, dtype=torch.float64), torch.zeros(1, 10, dtype=torch.float64), upper=4.0)
+    both = disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
+    solution = sn.repair(both, Y, X, nearest=20, damping=FINISH)
+    assert solution.converged.all()
+    start = sn.repair(both, Y, X, nearest=200, max_steps=0).value
+    assert_equal(start, HardNetLayer(both.parts[1])(Y, X), 1e-6)  # for equalities alone, the closed form
+    assert torch.equal(sn.repair(disk, Y, nearest=20, max_steps=0).value, Y)
+
+
+def test_relaxed_bounds_and_bad_predictions() -> None:
+    y = Y.clone()
+    y[2, 0] = torch.nan
+    solution = sn.repair(polytope(), y, X, nearest=20, damping=FINISH, relax=0.3)
+    assert solution.status[2] == sn.Status.NONFINITE
+    good = [i for i in range(20) if i != 2]
+    assert_equal(
+        solution.value[good], sn.repair(polytope(), Y[good], X[good], nearest=20, damping=FINISH, relax=0.3).value, 1e-9
+    )
+    assert polytope().violation(solution.value[good], X[good]).max() <= 0.3 + 1e-7
+
+
+def test_the_option_reaches_the_layer() -> None:
+    config = sn.TrainConfig(nearest=20, damping_start=1e-3, damping_ratio=0.1)
+    problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
+    layer = config.build_layer(problem)
+    assert layer.nearest == 20
+    x = problem.split("test")
+    y = draw(len(x), 8, seed=1, scale=2)
+    expected = sn.repair(problem.constraints, y, x, nearest=20, damping=FINISH, rescue=True)
+    assert torch.equal(layer(y, x), expected.value)
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="`nearest` must be a whole number >= 0"):
+            sn.SnareLayer(problem.constraints, nearest=wrong)
