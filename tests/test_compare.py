@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -33,7 +32,8 @@ class TestSweep:
         names = {job().name, job(1).name, job(lr=1e-3).name, Job("nclp", CONFIG).name, Job("qcqp", CONFIG, SIZES).name}
         assert len(names | {Job("nclp", CONFIG, SIZES, tol=1e-3).name}) == 6
         assert job(validate_every=2, checkpoint_seconds=5.0).name == job().name
-        assert re.fullmatch(r"nclp-snare-seed0-[0-9a-f]{10}", job().name)
+        assert Job("nclp", sn.TrainConfig()).name == "nclp-snare-seed0-163d291e1a"  # as ever: fields may be added
+        assert Job("qcqp", sn.TrainConfig(lr=1e-3, seed=4)).name == "qcqp-snare-seed4-b00cee5b43"
 
     def test_done_work_is_not_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert sweep([job(), job(1)], tmp_path, quiet=True) == {}

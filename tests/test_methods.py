@@ -9,6 +9,7 @@ import copy
 import importlib.util
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 import snarenet as sn
 from snarenet.layers import METHODS, HProjLayer, Layer, Setting, build
 from snarenet.problems.cbf import decode, encode
+from snarenet.training.distributed import Group
+from snarenet.training.step import Totals
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 # what each method can do; the others refuse
@@ -375,7 +378,50 @@ def test_names_and_settings() -> None:
     assert sn.TrainConfig.recipe("best", "nclp", method="dc3").penalty == 100.0
     paper = sn.TrainConfig.recipe("paper", "nclp", method="hardnet")
     assert (paper.relaxation, paper.relax_epochs, paper.setting) == ("soft", 100, "paper")
+    assert sn.TrainConfig.recipe("best", "nclp", method="hardnet", epochs=10).relaxed_epochs == 4  # a third
+    assert sn.TrainConfig(relaxation="soft", relax_epochs=2).relaxed_epochs == 2
+    assert sn.TrainConfig(relax_epochs=2).relaxed_epochs == 0
+    assert (sn.TrainConfig.recipe("best", "nclp").nearest, sn.TrainConfig.recipe("best", "qcqp").nearest) == (20, 0)
+    assert sn.TrainConfig.recipe("best", "nclp", method="pinet").nearest == 0
     assert all(kind.title for kind in METHODS.values())
+
+
+def test_the_seed_of_a_run_draws_the_partial_variables() -> None:
+    problem = family("nclp", size=12)
+    splits = {
+        tuple(sn.TrainConfig(method="dc3", setting="paper", seed=seed).build_layer(problem).completion.order.tolist())
+        for seed in (0, 0, 1, 2)
+    }
+    assert len(splits) == 3
+
+
+def test_pretraining_is_as_long_as_asked_and_counts_as_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int | None] = []
+    real = HProjLayer.pretrain
+
+    def pretrain(layer: HProjLayer, inputs: Tensor, *, steps: int | None, seed: int, progress: object) -> None:
+        told.append(steps)
+        time.sleep(0.3)
+        real(layer, inputs, steps=2, seed=seed)
+
+    monkeypatch.setattr(HProjLayer, "pretrain", pretrain)
+    for asked, name in ((7, "a"), (0, "b")):
+        config = sn.TrainConfig(method="hproj", pretrain=asked, epochs=1, width=8)
+        run = sn.Trainer(config, tmp_path / name, quiet=True).fit(config.build(known("nclp")), known("nclp"))
+        assert run.metrics()[0]["seconds"] > 0.3
+    assert told == [7, None]
+
+
+def test_a_process_may_have_nothing_to_do() -> None:
+    """Its share of a small batch is empty; what it counts is nothing."""
+    totals, problem = Totals(torch.device("cpu")), known("nclp")
+    model = sn.TrainConfig(width=8).build(problem)
+    for count in (0, 3):
+        outcome = problem.run(model, problem.inputs[:count])
+        totals.add(outcome.cost, outcome)
+    assert totals.line(Group())["objective"] == pytest.approx(outcome.objective.mean().item())
 
 
 def test_a_relaxation_needs_predictions_in_the_set_of_outputs(tmp_path: Path) -> None:

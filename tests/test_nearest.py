@@ -88,6 +88,10 @@ def test_curved_rows_are_left_to_the_repair() -> None:
     start = sn.repair(both, Y, X, nearest=200, max_steps=0).value
     assert_equal(start, HardNetLayer(both.parts[1])(Y, X), 1e-6)  # for equalities alone, the closed form
     assert torch.equal(sn.repair(disk, Y, nearest=20, max_steps=0).value, Y)
+    between = sn.Linear(draw(3, 10, seed=7), upper=0.1) & disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
+    together = between.parts[0] & between.parts[2]
+    starts = (sn.repair(set, Y, X, nearest=20, max_steps=0).value for set in (between, together))
+    assert_equal(*starts, 1e-12)
 
 
 def test_relaxed_bounds_and_bad_predictions() -> None:
