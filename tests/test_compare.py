@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,6 +43,14 @@ class TestSweep:
         found = list(results([job(), job(1), job(2)], tmp_path))
         assert [result.job.config.seed for result in found] == [0, 1]
         assert all(result.summary["converged"] == 1 and result.seconds > 0 for result in found)
+
+    def test_a_default_that_has_changed(self, tmp_path: Path) -> None:
+        run = run_job(job(), tmp_path, "cpu", quiet=True)
+        saved = run.read_json("config.json")
+        saved["config"]["damping_ratio"] = 0.7
+        run.write_json("config.json", saved)
+        with pytest.raises(sn.RunError, match="another default of damping_ratio: choose another `out`"):
+            sweep([job()], tmp_path, quiet=True)
 
     def test_a_run_that_was_stopped_goes_on(self, tmp_path: Path) -> None:
         whole = run_job(job(), tmp_path / "whole", "cpu", quiet=True)
@@ -107,6 +116,7 @@ class TestPlan:
             ({"methods": ["dc4"]}, "`methods` are snare.*but got 'dc4'"),
             ({"changes": {"dc4.lr": 1.0}}, "`methods` are snare.*but got 'dc4'"),
             ({"seeds": 0}, "`seeds` must be at least 1"),
+            ({"changes": {"epochs": 3}}, "must not set 'epochs' for all methods: that is what `epochs` does"),
         ],
     )
     def test_mistakes(self, options: dict, message: str) -> None:
@@ -146,6 +156,11 @@ class TestCompare:
         assert json.loads((tmp_path / "comparison.json").read_text())["remarks"] == remarks
         assert (tmp_path / "comparison.md").read_text() == markdown_table(rows) + f"\n- {remarks[0]}\n"
         ElementTree.fromstring((tmp_path / "comparison.svg").read_text())
+        without, _ = compare(plan, tmp_path, quiet=True)  # the solvers' rows know gaps only where a reference is given
+        assert without[-1].runs[0]["gap"] is None
+        smaller, _ = compare(replace(plan, sizes=SIZES | {"inequalities": 2}, seeds=1, epochs=1), tmp_path, quiet=True)
+        assert smaller[0].budget == "1 epoch, 1 seed"
+        assert smaller[-1].runs[0]["objective"] != rows[-1].runs[0]["objective"]
 
     def test_a_problem_without_references(self, tmp_path: Path) -> None:
         plan = Plan("cbf", {"instances": 60, "horizon": 0.06}, ["snare", "hardnet"], 1, 1, changes={"width": 8})

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from snarenet.experiments.sweep import Job, applicable, results, sweep
+from snarenet.experiments.sweep import Job, applicable, gap_to, results, sweep
 from snarenet.files import write_whole
 from snarenet.layers import METHODS
 from snarenet.problems import Problem, load
@@ -65,16 +65,18 @@ class Plan:
         for method in (*self.methods, *(name.split(".")[0] for name in self.changes if "." in name)):
             if method not in METHODS:
                 raise ValueError(f"`methods` are {', '.join(METHODS)}, but got {method!r}")
+        for name, argument in {"epochs": "epochs", "method": "methods", "seed": "seeds"}.items():
+            if name in self.changes:
+                raise ValueError(f"`changes` must not set {name!r} for all methods: that is what `{argument}` does")
 
     def config(self, method: str, seed: int) -> TrainConfig:
         """How one run is trained."""
         common = {name: value for name, value in self.changes.items() if "." not in name}
         prefix = f"{method}."
         own = {name.removeprefix(prefix): v for name, v in self.changes.items() if name.startswith(prefix)}
-        share = _SHARES.get(method, 1.0)
-        slow = {"epochs": max(1, round(share * self.epochs))} | (
-            {"batch": _BATCHES[method]} if method in _BATCHES else {}
-        )
+        slow: dict[str, Any] = {"epochs": max(1, round(_SHARES.get(method, 1.0) * self.epochs))}
+        if method in _BATCHES:
+            slow["batch"] = _BATCHES[method]
         chosen = common | slow | own
         fixed = {"method": method, "seed": seed, "validate_every": max(1, chosen["epochs"])}
         return TrainConfig.recipe(self.recipe, self.problem, **chosen | fixed)
@@ -136,8 +138,12 @@ def _row(jobs: list[Job], out: Path, problem: Problem, reference: Tensor | None)
         own = {"seconds": {"model": seconds}, "training": result.seconds, "seed": result.job.config.seed}
         runs.append(result.summary | own)
     label = config.build_layer(problem).title
-    budget = f"{config.epochs} epochs, {len(runs)} seeds"
+    budget = f"{_count(config.epochs, 'epoch')}, {_count(len(runs), 'seed')}"
     return Row(label, budget, runs) if runs else None
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _timed(run: Run, problem: Problem) -> float:
@@ -173,20 +179,24 @@ def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> li
     x = local.split("test")[:INSTANCES]
     rows = []
     for engine, title in _SOLVERS.items():
-        if engine not in known:
+        key = json.dumps([problem.name, problem.sizes, engine], sort_keys=True)
+        if key not in known:
             try:
                 alone = solve(local, x, engine, starts=1, workers=1, cache=False)
                 loaded = solve(local, x.repeat(cores, 1), engine, starts=1, workers=cores, cache=False)
             except (ValueError, ImportError):  # not for this problem, or not installed
                 continue
             outcome = local.run(_Solved(alone.value), x)
-            best = None if reference is None else reference[: len(x)]
-            known[engine] = summarize(outcome, local.equalities(x), best) | {
+            known[key] = summarize(outcome, local.equalities(x)) | {
                 "seconds": {"model": alone.seconds.mean().item()},
                 "parallel": loaded.seconds.mean().item() / cores,
+                "objectives": outcome.objective.tolist(),
             }
             _write_text(file, json.dumps(known, indent=1))
-        rows.append(Row(title, f"{len(x)} instances", [known[engine]]))
+        found = {name: value for name, value in known[key].items() if name != "objectives"}
+        if reference is not None:
+            found["gap"] = gap_to(torch.tensor(known[key]["objectives"], dtype=torch.float64), reference[: len(x)])
+        rows.append(Row(title, _count(len(x), "instance"), [found]))
     return rows
 
 

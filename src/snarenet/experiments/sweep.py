@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from snarenet.problems import Problem, load
 from snarenet.processes import scatter, scatter_over
-from snarenet.training import Run, TrainConfig, Trainer, evaluate
+from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate
 from snarenet.training.metrics import gaps
 
 _NEUTRAL = ("validate_every", "checkpoint_seconds")  # fields that do not change what is trained
@@ -78,7 +77,7 @@ def sweep(
     Returns:
         Why runs failed, by the names of their jobs; the others are done.
     """
-    missing = {job.name: job for job in jobs if not (out / job.name / "evaluation.json").exists()}
+    missing = {job.name: job for job in jobs if not _is_done(job, out)}
     if cluster is not None and missing:
         done = _on_cluster(cluster, missing, out, device, workers)
     else:
@@ -96,6 +95,18 @@ def sweep(
         if failure:
             failures[name] = failure
     return failures
+
+
+def _is_done(job: Job, out: Path) -> bool:
+    """Is the run there? An error if it is, but of another configuration: the default of a field has changed since."""
+    folder = out / job.name
+    if not (folder / "evaluation.json").exists():
+        return False
+    mine, theirs = job.config.to_dict(), Run.open(folder).config.to_dict()
+    changed = [name for name in mine if name not in _NEUTRAL and mine[name] != theirs[name]]
+    if changed:
+        raise RunError(f"{folder} holds a run with another default of {', '.join(changed)}: choose another `out`")
+    return True
 
 
 def _share_cores(workers: int) -> None:
@@ -171,13 +182,14 @@ def results(jobs: Sequence[Job], out: Path, reference: Tensor | None = None) -> 
             continue
         arrays = run.read_arrays("evaluation.npz") or {}
         if reference is not None:
-            summary = summary | {"gap": _gap(arrays["objective"], reference)}
+            summary = summary | {"gap": gap_to(torch.from_numpy(arrays["objective"]), reference)}
         yield Result(job, summary, run.metrics()[-1]["seconds"])
 
 
-def _gap(objective: np.ndarray, reference: Tensor) -> dict[str, float] | None:
+def gap_to(objective: Tensor, reference: Tensor) -> dict[str, float] | None:
+    """The distribution of the gap of these objectives (N,) to optimal values (N,), NaN where unknown."""
     known = reference.cpu()
-    return gaps(torch.from_numpy(objective) - known, known)
+    return gaps(objective - known, known)
 
 
 def applicable(problem: Problem, configs: Iterable[TrainConfig]) -> tuple[list[TrainConfig], dict[str, str]]:
