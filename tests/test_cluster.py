@@ -86,7 +86,7 @@ class TestArguments:
         plan = Plan("nclp", SIZES, ["snare"], 1, 1, changes={"width": 8})
         rows, _ = compare(plan, tmp_path, workers=2, cluster="head:1", classical=False, quiet=True)
         assert recorder.calls == [("head:1", 2, False)]
-        assert [row.budget for row in rows] == ["1 epochs, 1 seeds"]
+        assert [row.budget for row in rows] == ["1 epoch, 1 seed"]
 
     def test_a_reference(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("casadi")
