@@ -169,6 +169,13 @@ class TestCompare:
         assert "HardNet needs linearly independent rows" in remarks[0]
         assert "objective mean" in markdown_table(rows)
 
+    def test_a_solver_that_refuses_is_listed_and_a_policy_has_none(self, tmp_path: Path) -> None:
+        rows, remarks = compare(Plan("nclp", SIZES, ["hardnet"], 1, 1, changes={"width": 8}), tmp_path, quiet=True)
+        assert [row.label for row in rows] == ["HardNet", "IPOPT", "SLSQP"]
+        assert [remark[:62] for remark in remarks] == ["Clarabel: not here, since `engine` 'clarabel' solves convex pr"]
+        policy = Plan("cbf", {"instances": 60, "horizon": 0.06}, ["soft"], 1, 1, changes={"width": 8})
+        assert [row.label for row in compare(policy, tmp_path, quiet=True)[0]] == ["Soft + projection"]
+
     def test_the_command(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         sizes = [str(part) for pair in SIZES.items() for part in pair]
         arguments = [

@@ -201,7 +201,7 @@ def _device(name: str) -> torch.device:
 
 def _reference(problem: Problem, split: Split, engine: str, cluster: str | None = None) -> Reference | None:
     """Optimal values of a split, with a progress bar; None where there is no solver for the problem."""
-    if engine == "none" or problem.name == "cbf" or not _leads():  # a control policy has no instance to solve
+    if engine == "none" or not problem.solvable or not _leads():
         return None
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{engine}, {split} instances")

@@ -124,8 +124,9 @@ def compare(
     failures = sweep(every, out, device=device, workers=workers, cluster=cluster, quiet=quiet)
     remarks += [f"{name}: failed, {reason}" for name, reason in failures.items()]
     rows = [row for several in jobs.values() if (row := _row(several, out, problem, reference)) is not None]
-    if classical:
-        rows += _classical_rows(problem, out, reference)
+    if classical and problem.solvable:
+        solvers, refusals = _classical_rows(problem, out, reference)
+        rows, remarks = rows + solvers, remarks + refusals
     _write(plan, rows, remarks, out)
     return rows, remarks
 
@@ -168,8 +169,8 @@ class _Solved:
         return Solution(self.value, self.value, torch.full_like(steps, int(Status.CONVERGED)), steps, steps.double())
 
 
-def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> list[Row]:
-    """A row for each classical solver that can handle the problem, on the first test instances.
+def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> tuple[list[Row], list[str]]:
+    """A row for each classical solver that can handle the problem, on the first test instances, and why others cannot.
 
     Times are those of the solver alone, modelling excluded: with one process, and, per instance, with one on each core.
     """
@@ -177,14 +178,15 @@ def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> li
     known = json.loads(file.read_text()) if file.exists() else {}
     local = load(problem.name, **problem.sizes)
     x = local.split("test")[:INSTANCES]
-    rows = []
+    rows, refusals = [], []
     for engine, title in _SOLVERS.items():
         key = json.dumps([problem.name, problem.sizes, engine], sort_keys=True)
         if key not in known:
             try:
                 alone = solve(local, x, engine, starts=1, workers=1, cache=False)
                 loaded = solve(local, x.repeat(cores, 1), engine, starts=1, workers=cores, cache=False)
-            except (ValueError, ImportError):  # not for this problem, or not installed
+            except (ValueError, ImportError) as error:  # not for this problem, or not installed
+                refusals.append(f"{title}: not here, since {error}")
                 continue
             outcome = local.run(_Solved(alone.value), x)
             known[key] = summarize(outcome, local.equalities(x)) | {
@@ -197,7 +199,7 @@ def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> li
         if reference is not None:
             found["gap"] = gap_to(torch.tensor(known[key]["objectives"], dtype=torch.float64), reference[: len(x)])
         rows.append(Row(title, _count(len(x), "instance"), [found]))
-    return rows
+    return rows, refusals
 
 
 def _write(plan: Plan, rows: list[Row], remarks: list[str], out: Path) -> None:

@@ -36,7 +36,7 @@ class SnareLayer(Layer):
         nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. A batch with samples that need more steps is
-            repaired again without it. Gradients reach y and x, not tensors inside the constraints, and one call must be
+            repaired again without it, as is any under constraints with tensors that need a gradient. One call must be
             differentiated before the next. 0 for none.
 
     Example:
@@ -92,7 +92,7 @@ class SnareLayer(Layer):
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         if self.record and self._can_record(y, x, relax):
             solution = self._replay(y, x)
-            if bool(solution.converged.all()):
+            if solution is not None and bool(solution.converged.all()):
                 return solution
         return self._repair(y, x, relax, self.max_steps, self.rescue)
 
@@ -114,29 +114,27 @@ class SnareLayer(Layer):
         )
 
     def _can_record(self, y: Tensor, x: Any, relax: float | Tensor) -> bool:
-        learned = torch.is_grad_enabled() and any(p.requires_grad for p in self.constraints.parameters())
         exact = isinstance(relax, float | int) and relax == 0
         return (
             isinstance(y, Tensor)
             and y.is_cuda
             and len(y) > 0
             and exact
-            and not learned
             and not tracing()
             and isinstance(self.solver, str)
             and not self.damping.searches
             and (x is None or all(isinstance(leaf, Tensor) for leaf in tree_leaves(x)))
         )
 
-    def _replay(self, y: Tensor, x: Any) -> Solution:
-        """The repair with `record` steps, from a recording; what it returns tells who needs more."""
+    def _replay(self, y: Tensor, x: Any) -> Solution | None:
+        """The repair with `record` steps, from a recording; its status tells who needs more; None if there is none."""
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
             solution = self._repair(y, x, 0.0, self.record, rescue=False)
             return solution.value, solution.status, solution.steps, solution.violation
 
-        value, *rest = self._recorder(call, *([y] if x is None else [y, x]), key=(self.tol, self.record))
-        return Solution(value, y, *rest)
+        found = self._recorder(call, *([y] if x is None else [y, x]), key=(self.tol, self.record))
+        return None if found is None else Solution(found[0], y, *found[1:])
 
     def extra_repr(self) -> str:
         return f"damping={self.damping}, rows={self.rows!r}, tol={self.tol:g}, max_steps={self.max_steps}"

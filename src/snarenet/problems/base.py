@@ -95,6 +95,11 @@ class Problem(nn.Module, ABC):
             converged=solution.converged,
         )
 
+    @property
+    def solvable(self) -> bool:
+        """Is every input one optimisation problem for a solver? Not where `run` is the family's own: a policy, say."""
+        return type(self).run is Problem.run
+
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """(count, d) fresh inputs from the distribution of the data, drawn with `generator` on its device."""
         raise ValueError(f"`{type(self).__name__}` does not say how to draw fresh inputs: define `sample`")

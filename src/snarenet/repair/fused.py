@@ -54,13 +54,12 @@ class Record(NamedTuple):
 def available(z: Tensor, damping: Damping) -> bool:
     """Can the kernels take over?"""
     on_gpu = z.is_cuda or bool(os.environ.get("TRITON_INTERPRET"))
-    return (
-        on_gpu
-        and not damping.searches
-        and z.numel() > 0
-        and not torch.compiler.is_compiling()
-        and importlib.util.find_spec("triton") is not None
-    )
+    return on_gpu and not damping.searches and z.numel() > 0 and not torch.compiler.is_compiling() and _installed()
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def iterate(

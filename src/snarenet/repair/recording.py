@@ -24,18 +24,21 @@ class _Graph(NamedTuple):
 class Recorder:
     """Replays functions whose arguments are pytrees of tensors and whose result is a tuple of tensors.
 
-    Gradients flow to the arguments that need one. They belong to the last call of a kind: the graph has one place for
+    Gradients flow to the arguments that need one, and to nothing else: a function that has other tensors which need one
+    is not recorded. They belong to the last call of a kind: the graph has one place for
     what the backward pass needs, so a backward pass through an earlier call raises an error.
     """
 
     def __init__(self) -> None:
-        self._graphs: dict[Any, _Graph] = {}
+        self._graphs: dict[Any, _Graph | None] = {}
 
     def __deepcopy__(self, memo: Any) -> Recorder:
         return Recorder()  # a copy records for itself
 
-    def __call__(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Any, key: Any) -> tuple[Tensor, ...]:
-        """The result of the function for these arguments.
+    def __call__(
+        self, function: Callable[..., tuple[Tensor, ...]], *arguments: Any, key: Any
+    ) -> tuple[Tensor, ...] | None:
+        """The result of the function for these arguments; None if it cannot be recorded.
 
         Args:
             function: it must not look at values while it is recorded.
@@ -45,11 +48,13 @@ class Recorder:
         leaves, structure = tree_flatten(arguments)
         differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         kind = (key, str(structure), differentiated, *((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves))
-        graph = self._graphs.get(kind)
-        if graph is None:
+        if kind not in self._graphs:
             if len(self._graphs) == _MOST:
                 self._graphs.pop(next(iter(self._graphs)))
-            graph = self._graphs[kind] = _record(function, leaves, structure, differentiated)
+            self._graphs[kind] = _record(function, leaves, structure, differentiated)
+        graph = self._graphs[kind]
+        if graph is None:
+            return None
         graph.calls[0] += 1
         found = tuple(tensor.clone() for tensor in graph.call(*leaves))  # the next replay overwrites its result
         if not differentiated:
@@ -59,13 +64,15 @@ class Recorder:
 
 def _record(
     function: Callable[..., tuple[Tensor, ...]], leaves: list[Tensor], structure: Any, differentiated: bool
-) -> _Graph:
+) -> _Graph | None:
     needed = [leaf.requires_grad and differentiated for leaf in leaves]
     samples = tuple(leaf.detach().clone().requires_grad_(need) for leaf, need in zip(leaves, needed, strict=True))
 
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         return function(*tree_unflatten(list(tensors), structure))
 
+    if differentiated and any(tensor.requires_grad for tensor in call(*(leaf.detach() for leaf in leaves))):
+        return None
     with torch.set_grad_enabled(differentiated):
         return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
 
