@@ -37,11 +37,13 @@ def test_one_recording_for_each_kind_of_call(recorded: list[int]) -> None:
         assert torch.equal(value, y * y * x["scale"])
         assert torch.equal(count, (y > 0).sum(1))
     recorder(square, draw(4, 3).requires_grad_(), x, key=0)
+    with torch.no_grad():
+        recorder(square, draw(4, 3).requires_grad_(), x, key=0)
     recorder(square, draw(4, 3), x, key=1)
     recorder(square, draw(2, 3), {"scale": draw(2, 1)}, key=0)
-    assert recorded == [2, 2, 2, 2]
+    assert recorded == [2, 2, 2, 2, 2]
     copy.deepcopy(recorder)(square, draw(4, 3), x, key=0)
-    assert len(recorded) == 5
+    assert len(recorded) == 6
 
 
 def test_gradients_of_the_last_call_only(recorded: list[int]) -> None:
