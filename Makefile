@@ -20,7 +20,7 @@ lint: $(VENV)/.dev $(VENV)/.test
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/repair.py
+	$(BIN)/snarenet bench repair --device cpu
 	$(BIN)/python benchmarks/robustness.py
 
 $(VENV)/bin/python:

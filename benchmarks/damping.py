@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 import torch
-from common import hardware, markdown, show
 
 import snarenet as sn
+from snarenet.bench.common import Table, hardware
 
 SCHEDULES = {
     "nclp": [(10, 0.4), (10, 0.5), (10, 0.6), (10, 0.7), (10, 0.8), (1, 0.6), (100, 0.6)],
@@ -81,9 +81,11 @@ def main() -> None:
             ]
         )
         print(rows[-1], file=sys.stderr)
-    show(f"{options.problem}, {options.epochs} epochs; {hardware()}", columns, rows)
+    title = f"{options.problem}, {options.epochs} epochs"
+    table = Table(title, columns, rows, "python benchmarks/damping.py", hardware(torch.device(options.device)))
+    table.show()
     if options.out:
-        options.out.write_text(markdown(columns, rows))
+        options.out.write_text(table.markdown())
 
 
 if __name__ == "__main__":

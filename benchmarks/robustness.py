@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from common import hardware, markdown, show, start
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.bench.common import Table, hardware, start
 
 BATCH = 833  # as many samples as the paper's test sets have
 
@@ -121,9 +121,11 @@ def main() -> None:
     options = parser.parse_args()
     columns = ["family", "method", "tolerance", "failures", "median steps", "max steps", "displacement"]
     rows = list(measure(options.seeds, options.rival_seeds))
-    show(f"repair from A⁺x + σ N(0, I), or σ N(0, I) where there is no x; {hardware()}", columns, rows)
+    title = "repair from A⁺x + σ N(0, I), or σ N(0, I) where there is no x"
+    table = Table(title, columns, rows, "python benchmarks/robustness.py", hardware())
+    table.show()
     if options.out:
-        options.out.write_text(markdown(columns, rows))
+        options.out.write_text(table.markdown())
     failed = [row for row in rows if row[1].startswith("defaults") and not row[3].startswith("0 ")]
     if failed:
         sys.exit(f"the defaults failed on {len(failed)} rows")

@@ -7,6 +7,7 @@ import torch
 from conformance import draw
 
 import snarenet as sn
+from snarenet.linalg import Dual
 
 
 def spd(batch: int, m: int, condition: float) -> torch.Tensor:
@@ -32,23 +33,66 @@ def test_they_stop_at_the_limit() -> None:
     assert len(calls) == 5
 
 
+def test_rows_of_different_lengths() -> None:
+    """The diagonal of the system preconditions it: 60 iterations do where the rows span six decades."""
+    lengths = torch.logspace(-3, 3, 40, dtype=torch.float64)
+    A, y, rhs = draw(40, 100) / 10 * lengths.unsqueeze(1), draw(3, 100, seed=1), draw(3, 40, seed=2) * lengths
+    system = Dual(
+        sn.Linear(A, upper=1.0).at(y).map, y, None, rhs.new_full((3, 40), 1e-18), 1e-18,
+        krylov=sn.ConjugateGradients(tol=1e-12, max_iterations=60),
+    )  # fmt: skip
+    _, w = system.step(rhs, None)
+    expected = torch.linalg.solve(A / lengths.unsqueeze(1) @ (A / lengths.unsqueeze(1)).T, (rhs / lengths).T).T
+    torch.testing.assert_close(w * lengths, expected, rtol=0, atol=1e-8)
+
+
+def rows_of(A: torch.Tensor, probes: int) -> torch.Tensor:
+    """Estimated over true squared lengths of the rows of A, for a function whose Jacobian is A."""
+    y = draw(2, A.shape[1], seed=1)
+    map = sn.Nonlinear(lambda y, x: y @ A.T, rows=len(A), upper=1.0).at(y).map
+    return sn.ConjugateGradients(probes=probes).row_norms(map, y) / A.square().sum(1)
+
+
 def test_estimated_row_lengths() -> None:
-    A = draw(50, 200) * torch.logspace(-3, 3, 50, dtype=torch.float64).unsqueeze(1)
-    map = sn.Linear(A, upper=1.0).at(draw(2, 200, seed=1)).map
-    ratio = sn.ConjugateGradients(probes=64).row_norms(map, draw(2, 200, seed=1)) / A.square().sum(1)
+    equal = draw(50, 200)
+    equal = equal / equal.norm(dim=1, keepdim=True)
+    unequal = equal * torch.logspace(-3, 3, 50, dtype=torch.float64).unsqueeze(1)
+    ratio = rows_of(unequal, probes=64)
     assert ((ratio > 0.4) & (ratio < 2.5)).all()
-    again = sn.ConjugateGradients(probes=64).row_norms(map, draw(2, 200, seed=1)) / A.square().sum(1)
-    assert torch.equal(ratio, again)  # no draw from the global generator
+    assert torch.equal(ratio, rows_of(unequal, probes=64))  # no draw from the global generator
+    ratio = rows_of(equal, probes=8)  # 8 probes alone would be off by a factor of 2 somewhere in 100 rows
+    assert ((ratio > 0.7) & (ratio < 1.4)).all()
+    assert torch.equal(rows_of(torch.zeros(3, 10, dtype=torch.float64), probes=4).isfinite(), torch.zeros(2, 3) > 0)
+
+
+def test_known_row_lengths_are_exact() -> None:
+    """So that a relative damping means the same as in the direct route."""
+    H, G, A = draw(3, 8, seed=1, scale=0.3), draw(3, 8, seed=2), draw(4, 8, seed=3)
+    whole = draw(2, 8, 8, seed=4, scale=0.2)
+    constraints = sn.Quadratic(H, G, upper=0.1) & sn.Linear(A, upper=-0.5) & sn.Quadratic(whole, G[:2], upper=3.0)
+    y = draw(5, 8, seed=5, scale=2)
+    options = {"rows": "active", "tol": 0, "max_steps": 6}
+    direct = sn.repair(constraints, y, **options).value
+    free = sn.repair(constraints, y, solver=sn.ConjugateGradients(tol=1e-14), **options).value
+    torch.testing.assert_close(free, direct, rtol=0, atol=1e-9)
 
 
 def test_gradients_with_a_relative_damping() -> None:
-    """The scale is an estimate, but its derivative is exact."""
     H, G = draw(3, 6, seed=1, scale=0.3), draw(3, 6, seed=2)
     y = draw(4, 6, seed=3, scale=2).requires_grad_()
     constraints = sn.Quadratic(H, G, upper=0.2) & sn.Box(-3.0, 3.0)
     solver = sn.ConjugateGradients(tol=1e-14)
     run = lambda y: sn.repair(constraints, y, solver=solver, max_steps=8).value  # noqa: E731
     assert torch.autograd.gradcheck(run, y, atol=1e-5)
+
+
+def test_gradients_of_estimated_lengths() -> None:
+    A, y = draw(3, 6, seed=1), draw(4, 6, seed=3, scale=2).requires_grad_()
+    scale = draw(3, seed=4).exp().requires_grad_()
+    constraints = sn.Nonlinear(lambda y, x: scale * (y @ A.T + 0.2 * (y @ A.T).sin()), rows=3, upper=-0.4)
+    solver = sn.ConjugateGradients(tol=1e-14)
+    run = lambda y, _: sn.repair(constraints, y, solver=solver, max_steps=8).value  # noqa: E731
+    assert torch.autograd.gradcheck(run, (y, scale), atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", ["all", "active"])
@@ -67,10 +111,11 @@ def test_five_thousand_variables() -> None:
     from pathlib import Path
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-    from common import peak_growth_mib
-    from matrix_free import build
+    from matrix_free import waves
 
-    constraints = build(5000, 2000)
+    from snarenet.bench.common import peak_growth_mib
+
+    constraints = waves(5000, 2000)
     y = draw(4, 5000, scale=2)
     solutions = []
     memory = peak_growth_mib(lambda: solutions.append(sn.repair(constraints, y, solver=sn.ConjugateGradients())))

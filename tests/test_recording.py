@@ -1,4 +1,4 @@
-"""`Recorder` without a GPU: what it keeps, refuses and copies, with the plain function in the place of a graph."""
+"""Recorded layers on a GPU; and `Recorder` without one, with the plain function in the place of a graph."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
-from conformance import draw
+from conformance import assert_equal, draw
+from emulation import on_a_gpu
 from torch import Tensor
 
+import snarenet as sn
 from snarenet.repair.recording import Recorder
 
 
@@ -68,3 +70,76 @@ def test_a_function_with_tensors_of_its_own_is_not_recorded(recorded: list[int])
     assert recorded == []
     with torch.no_grad():
         assert recorder(weighted, draw(4, 3), key=0) is not None
+
+
+BATCH = 21
+
+
+def polytope() -> sn.Constraints:
+    """Inequalities from both sides, and equalities in x."""
+    lower = torch.linspace(-2, -0.2, 10, dtype=torch.float64)
+    return sn.Linear(draw(10, 16, seed=1), lower, lower + 1.5) & sn.Linear(draw(4, 16, seed=2), equals=lambda x: x)
+
+
+class TestRecorded:
+    pytestmark = on_a_gpu
+
+    def layers(self, record: int = 40, **options: object) -> tuple[sn.SnareLayer, sn.SnareLayer]:
+        constraints = polytope().to("cuda")
+        return sn.SnareLayer(constraints, record=record, **options), sn.SnareLayer(constraints, **options)
+
+    @pytest.mark.parametrize("quadratic", [False, True])
+    def test_equal_to_the_layer(self, quadratic: bool) -> None:
+        constraints = polytope().to("cuda")
+        if quadratic:
+            H, G = draw(3, 16, seed=11).abs(), draw(3, 16, seed=12)
+            constraints = constraints & sn.Quadratic(H, G, upper=20.0).to("cuda")
+        mine, plain = sn.SnareLayer(constraints, record=40), sn.SnareLayer(constraints)
+        for seed in range(3):  # the second and third are replays
+            y, x = draw(BATCH, 16, seed=seed, scale=2).cuda(), draw(BATCH, 4, seed=seed + 9).cuda()
+            y.requires_grad_()
+            x.requires_grad_()
+            results = []
+            for layer in (mine, plain):
+                value = layer(y, x)
+                results.append([value, *torch.autograd.grad(value.square().sum(), [y, x])])
+            for a, b in zip(*results, strict=True):
+                assert_equal(a, b, 1e-9)
+            with torch.no_grad():
+                assert_equal(mine(y, x), results[1][0], 1e-9)
+
+    def test_samples_that_need_more_steps_get_them(self) -> None:
+        short, plain = self.layers(record=2)
+        y, x = draw(BATCH, 16, seed=1, scale=3).cuda(), draw(BATCH, 4, seed=2).cuda()
+        assert short.solve(y, x).converged.all()
+        assert_equal(short(y, x), plain(y, x), 1e-12)
+
+    def test_results_are_not_overwritten(self) -> None:
+        layer, plain = self.layers()
+        a, b, x = (draw(BATCH, n, seed=s, scale=2).cuda() for n, s in ((16, 1), (16, 2), (4, 3)))
+        first = layer(a, x)
+        layer(b, x)
+        assert_equal(first, plain(a, x), 1e-9)
+
+    def test_backward_of_an_earlier_call_is_refused(self) -> None:
+        layer, _ = self.layers()
+        y, x = draw(BATCH, 16, seed=1, scale=2).cuda().requires_grad_(), draw(BATCH, 4, seed=2).cuda()
+        first = layer(y, x)
+        layer(y, x)
+        with pytest.raises(RuntimeError, match="called again before the backward pass"):
+            first.sum().backward()
+
+    def test_copies_and_other_settings(self) -> None:
+        layer, plain = self.layers()
+        y, x = draw(BATCH, 16, seed=1, scale=2).cuda(), draw(BATCH, 4, seed=2).cuda()
+        layer(y, x)
+        assert_equal(copy.deepcopy(layer)(y, x), plain(y, x), 1e-9)
+        layer.tol = 1e-3
+        assert layer.solve(y, x).violation.max() > 1e-8
+        assert layer(y[:0], x[:0]).shape == (0, 16)
+        assert_equal(layer.cpu()(y.cpu(), x.cpu()), plain.cpu()(y.cpu(), x.cpu()), 1e-2)
+
+
+def test_record_must_be_a_number_of_steps() -> None:
+    with pytest.raises(ValueError, match="`record` must be a whole number >= 0, but got -1"):
+        sn.SnareLayer(sn.Box(0.0, 1.0), record=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from snarenet.repair.structure import choose_space
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
-    return choose_space(Memo(), constraints.at(y, x), y, True, rows, krylov, math.inf)[0]
+    return choose_space(Memo(), constraints.at(y, x), y, sn.Annealed(), rows, krylov, math.inf)[0]
 
 
 def two_disks() -> sn.Nonlinear:
@@ -392,6 +393,44 @@ class TestRescue:
         assert gradient.isfinite().all()
 
 
+class TestFewActiveRows:
+    """A system of the active rows alone has the solution of the masked system of all rows."""
+
+    @staticmethod
+    def linear() -> sn.Constraints:
+        return sn.Linear(draw(12, 20, seed=1), upper=3.0)
+
+    @pytest.mark.parametrize("extra", ["nothing", "equalities", "box", "curved"])
+    @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Adaptive()], ids=["annealed", "adaptive"])
+    def test_equal_to_all(self, monkeypatch: pytest.MonkeyPatch, extra: str, damping: sn.Annealed) -> None:
+        constraints = self.linear()
+        if extra == "equalities":
+            constraints = constraints & sn.Linear(draw(3, 20, seed=2), equals=0.2)
+        if extra == "box":
+            constraints = constraints & sn.Box(-1.0, 1.0)
+        if extra == "curved":
+            constraints = constraints & sn.Quadratic(draw(2, 20, seed=3).abs(), draw(2, 20, seed=4), upper=20.0)
+        found, counts = [], []
+        linalg, original = sys.modules["snarenet.linalg"], sys.modules["snarenet.linalg"].cholesky
+
+        def noted(matrix: Tensor) -> Tensor:
+            counts.append(matrix.shape[-1])
+            return original(matrix)
+
+        monkeypatch.setattr(linalg, "cholesky", noted)
+        for few in (0.75, 0.0):
+            monkeypatch.setattr(linalg, "_FEW", few)
+            for store in (True, False):
+                y = draw(9, 20, seed=5).requires_grad_()
+                solution = sn.repair(constraints, y, rows="active", damping=damping, store_factors=store)
+                found.append((solution.value.detach(), torch.autograd.grad(solution.value.square().sum(), y)[0]))
+            if few:
+                assert min(counts) <= 8
+        for value, gradient in found[1:]:
+            assert_equal(value, found[0][0], 1e-9)
+            assert_equal(gradient, found[0][1], 1e-8)
+
+
 class TestAdjoint:
     def test_tensors_that_several_parts_share(self) -> None:
         """x, and a weight that closures capture, get one gradient, whichever parts use them."""
@@ -421,10 +460,9 @@ class TestAdjoint:
             assert sum(t.numel() for t in kept) <= batch * (2 * n + 3 * m)
 
     def test_factors_are_kept_within_the_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import sys
-
         y = draw(7, 6, scale=2).requires_grad_()
         monkeypatch.setattr(sys.modules["snarenet.repair.loop"], "_STORE_BYTES", 3 * 7 * 9 * 8)
+        monkeypatch.setattr(sys.modules["snarenet.linalg"], "_FEW", 0.0)  # so that all factors have one size
         value = sn.repair(TestRescue.constraints, y).value
         node = value.grad_fn
         while "Repair" not in node.name():

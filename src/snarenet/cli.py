@@ -1,4 +1,4 @@
-"""The command line: `snarenet demo | train | evaluate | report | compare`. tyro is imported only here."""
+"""`snarenet demo | train | evaluate | report | compare | reproduce | bench`. tyro is imported only here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from snarenet.bench import ITEMS, bench
 from snarenet.constraints import Constraints, Nonlinear
 from snarenet.experiments.compare import Plan, compare
+from snarenet.experiments.reproduce import ITEMS as PAPER_ITEMS
+from snarenet.experiments.reproduce import reproduce
 from snarenet.layers import METHODS
 from snarenet.problems import Problem, load, names
 from snarenet.problems.base import Split
@@ -27,6 +30,7 @@ from snarenet.repair import repair
 from snarenet.report.comparison import terminal_table
 from snarenet.report.figures import draw_repair_paths
 from snarenet.report.page import write_report
+from snarenet.report.results_page import write_results_page
 from snarenet.report.tables import evaluation_table
 from snarenet.training import Run, RunError, TrainConfig, Trainer, default_folder, evaluate
 from snarenet.training import tensorboard as write_tensorboard
@@ -82,10 +86,41 @@ def evaluate_run(
     _evaluate(opened, problem, split, opened.config.test_tol if tol is None else tol, engine)
 
 
-def report(run: Annotated[Positional[Path], arg(help="run folder")]) -> None:
-    """Draw a run: one HTML page with figures and numbers."""
-    Run.open(run)
-    _say(f"The report is {write_report(run)}")
+def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
+    """Draw a run, or all results of a reproduction: one HTML page with figures and numbers."""
+    is_run = (folder / "config.json").exists()
+    _say(f"The report is {write_report(folder) if is_run else write_results_page(folder)}")
+
+
+def reproduce_paper(
+    items: Annotated[Positional[tuple[str, ...]], arg(help=f"all, or some of {', '.join(PAPER_ITEMS)}")],
+    budget: Annotated[
+        Literal["smoke", "standard", "paper"], arg(help="minutes on a CPU, a night on a GPU, or the paper's epochs")
+    ] = "smoke",
+    seeds: Annotated[int, arg(help="runs of each setting; the first five seeds are the paper's")] = 5,
+    out: Annotated[Path, arg(help="folder of runs and results; what is there goes on")] = Path("reproduction"),
+    jobs: Annotated[int | None, arg(help="runs at a time; 1, or as many as the cluster has room for")] = None,
+    cluster: Annotated[str | None, arg(help="train on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT")] = None,
+    stack_seeds: Annotated[bool, arg(help="train the seeds of a setting as one, where possible")] = False,
+    share: Annotated[float | None, arg(help="of the paper's epochs, for parity; the budget's unless given")] = None,
+    train: Annotated[bool, arg(help="train and measure what is missing; else make tables of what is there")] = True,
+    engine: Engine = "ipopt",
+    device: Device = "auto",
+) -> None:
+    """Do tables and figures of the paper again: its numbers, our runs of its recipe and our best, side by side.
+
+    What was stopped goes on with the same command; nothing is done twice.
+    """
+    where = str(_device(device))
+    options = {"device": where, "jobs": jobs, "cluster": cluster, "stacked": stack_seeds, "engine": engine}
+    for found in reproduce(items, budget, seeds, out, share=share, train=train, **options):
+        _say(f"{found.item}: {out / found.item}.md")
+        for remark in found.remarks:
+            _say(f"  {remark}")
+    try:
+        _say(f"The report is {write_results_page(out)}")
+    except ImportError as error:
+        _say(f"No report: {error}", error=True)
 
 
 def compare_methods(
@@ -108,6 +143,7 @@ def compare_methods(
     engine: Engine = "ipopt",
     classical: Annotated[bool, arg(help="also time IPOPT, Clarabel and SLSQP")] = True,
     device: Device = "auto",
+    stack_seeds: Annotated[bool, arg(help="train the seeds of a method as one, where possible")] = False,
 ) -> None:
     """Train every method on a problem, and put them side by side with classical solvers: a table and a figure.
 
@@ -120,12 +156,32 @@ def compare_methods(
     reference = _objective(_reference(family, "test", engine, cluster))
     where = str(_device(device))
     rows, remarks = compare(
-        plan, folder, device=where, workers=jobs, cluster=cluster, reference=reference, classical=classical
+        plan,
+        folder,
+        device=where,
+        workers=jobs,
+        cluster=cluster,
+        reference=reference,
+        classical=classical,
+        stacked=stack_seeds,
     )
     Console().print(terminal_table(rows))
     for remark in remarks:
         _say(remark)
     _say(f"Table and figure are in {folder}")
+
+
+def benchmark(
+    item: Annotated[Positional[str], arg(help=f"all, or one of {', '.join(ITEMS)}")],
+    device: Device = "auto",
+    out: Annotated[Path, arg(help="folder of the tables ITEM.json and ITEM.md; what is there goes on")] = Path("bench"),
+    options: Annotated[
+        dict[str, str], arg(name="set", help="options of the item, as in: --set epochs 50")
+    ] = _NO_CHANGES,
+) -> None:
+    """Measure speed, memory and scaling, next to the authors' layer and to others; print the tables and keep them."""
+    bench(item, _device(device), out, **{name: _literal(value) for name, value in options.items()})
+    _say(f"The tables are in {out}")
 
 
 def demo(
@@ -252,6 +308,8 @@ def main(arguments: list[str] | None = None) -> None:
         "evaluate": evaluate_run,
         "report": report,
         "compare": compare_methods,
+        "reproduce": reproduce_paper,
+        "bench": benchmark,
     }
     try:
         tyro.extras.subcommand_cli_from_dict(

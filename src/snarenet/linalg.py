@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.data import tracing
-from snarenet.constraints.maps import Map
+from snarenet.constraints.maps import FunctionMap, Map, StackedMap
 
 _TRANSFER_BYTES = 2**28  # memory for the cached transfer matrices of one spectrum
 _MATRIX_SIZE = 256  # variables up to which eliminated rows are kept as matrices, some 60 dampings of four each
 _INVERSE_SIZE = 64  # rows up to which a GPU inverts a factor rather than solving with it: two products for two solves
+_FEW = 0.75  # share of the rows up to which the active ones get a system of their own
+_LOOK = 4  # iterations of conjugate gradients between two looks at who is still going: a look waits for the GPU
 
 
 def column(damping: float | Tensor) -> float | Tensor:
@@ -49,7 +51,7 @@ class Spectrum:
         # the least singular value, in typical row lengths: 0 without full row rank
         self.least = float(values[-1] / typical) if rank == A.shape[0] > 0 else float(rank == A.shape[0])
         self._transfers: dict[float, Tensor] = {}
-        self._stacks: dict[tuple[float, ...], Tensor] = {}
+        self._stacks: dict[tuple[tuple[float, ...], bool], Tensor] = {}
         self._eliminated: dict[float, Eliminated] = {}
 
     def transfer(self, r: Tensor, damping: float | Tensor, transpose: bool = False) -> Tensor:
@@ -57,18 +59,20 @@ class Spectrum:
 
         T' = A A' (A A' + damping D)^-1 takes the residual of all rows to the change of A y in one step.
         """
-        if isinstance(damping, Tensor) or torch.compiler.is_compiling():
-            weights = self.squares / (self.squares + column(damping))
-            r = r * self.root if transpose else r / self.root
-            r = (r @ self.left * weights) @ self.left.T
-            return r / self.root if transpose else r * self.root
-        matrix = self._transfers.get(damping)
-        if matrix is None:
-            matrix = self._matrix(damping)
-            room = (len(self._transfers) + 1) * matrix.numel() * matrix.element_size() <= _TRANSFER_BYTES
-            if room and not tracing():  # what is made while a graph is recorded belongs to the graph
-                self._transfers[damping] = matrix
-        return r @ (matrix.T if transpose else matrix)
+        matrix = None
+        if not isinstance(damping, Tensor) and not torch.compiler.is_compiling():
+            matrix = self._transfers.get(damping)
+            size = self.root.numel() ** 2 * self.root.element_size()
+            if matrix is None and (len(self._transfers) + 1) * size <= _TRANSFER_BYTES:
+                matrix = self._matrix(damping)
+                if not tracing():  # what is made while a graph is recorded belongs to the graph
+                    self._transfers[damping] = matrix
+        if matrix is not None:
+            return r @ (matrix.T if transpose else matrix)
+        weights = self.squares / (self.squares + column(damping))
+        r = r * self.root if transpose else r / self.root
+        r = (r @ self.left * weights) @ self.left.T
+        return r / self.root if transpose else r * self.root
 
     def _matrix(self, damping: float) -> Tensor:
         matrix = (self.left * (self.squares / (self.squares + damping))) @ self.left.T
@@ -83,13 +87,14 @@ class Spectrum:
             return EliminatedSpectrum(self, damping)
         return known or self._eliminated.setdefault(damping, EliminatedMatrices(self, damping))
 
-    def transfers(self, dampings: tuple[float, ...]) -> Tensor:
-        """(count, m, m) the T of several dampings; computed once and kept: a recorded graph knows where they are."""
-        known = self._stacks.get(dampings)
+    def transfers(self, dampings: tuple[float, ...], transpose: bool = False) -> Tensor:
+        """(count, m, m) the T, or T', of several dampings; kept, since a recorded graph knows where they are."""
+        known = self._stacks.get((dampings, transpose))
         if known is None:
-            known = torch.stack([self._matrix(damping) for damping in dampings])
+            matrices = (self._matrix(damping) for damping in dampings)
+            known = torch.stack([matrix.T if transpose else matrix for matrix in matrices])
             if not tracing():
-                self._stacks[dampings] = known
+                self._stacks[dampings, transpose] = known
         return known
 
 
@@ -196,10 +201,13 @@ class EliminatedMatrices(Eliminated):
 class ConjugateGradients:
     """Solve each step by conjugate gradients on products with J and its transpose; J itself is never formed.
 
+    The preconditioner is the diagonal of the system: the squared row lengths of J at the step's y, and the damping.
+
     Attributes:
-        tol: relative residual at which a sample's solve stops; the adjoint is exact to about this.
+        tol: relative residual, in the norm of the preconditioner, at which a sample's solve stops; the adjoint is exact
+            to about this.
         max_iterations: limit for one solve.
-        probes: random directions that estimate the row lengths for a relative damping.
+        probes: random directions that estimate the row lengths of a nonlinear function.
     """
 
     tol: float = 1e-8
@@ -211,25 +219,41 @@ class ConjugateGradients:
         w, r = torch.zeros_like(rhs), rhs
         z = r / diagonal
         direction, rho = z, (r * z).sum(1, keepdim=True)
-        target = self.tol * rhs.norm(dim=1, keepdim=True)
-        for _ in range(self.max_iterations):
-            going = (r.norm(dim=1, keepdim=True) > target) & (rho > 0)
-            if not bool(going.any()):
+        target = self.tol * rho.sqrt()  # in this norm the scale of a row does not matter
+        look = _LOOK if rhs.is_cuda else 1
+        for k in range(self.max_iterations):
+            going = rho.sqrt() > target  # the others stay as they are
+            if k % look == 0 and not bool(going.any()):
                 break
             image = operator(direction)
             curvature = (direction * image).sum(1, keepdim=True)
             alpha = torch.where(going & (curvature > 0), rho / curvature, 0.0)
-            w, r = w + alpha * direction, r - alpha * image
+            w, r = torch.addcmul(w, alpha, direction), torch.addcmul(r, alpha, image, value=-1)
             z = r / diagonal
             previous, rho = rho, torch.where(going, (r * z).sum(1, keepdim=True), rho)
-            direction = torch.where(going, z + direction * (rho / previous), direction)
+            direction = torch.where(going, torch.addcmul(z, direction, rho / previous), direction)
         return w
 
     def row_norms(self, map: Map, y: Tensor) -> Tensor:
-        """Estimated squared row lengths of J(y): the mean of (J z)^2 over fixed random signs z; differentiable in y."""
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (self.probes, y.shape[1]), generator=generator).to(y) * 2 - 1
-        return torch.stack([map.jvp(y, z.expand_as(y)).square() for z in signs]).mean(0)
+        """Squared row lengths of J(y), (B, rows): exact where the map knows them, else estimated; differentiable."""
+        if isinstance(map, StackedMap):
+            return torch.cat([y.new_empty(y.shape[0], 0), *(self.row_norms(part, y) for part in map.parts)], 1)
+        return self._estimate(map, y) if isinstance(map, FunctionMap) and not map.explicit else map.row_norms(y)
+
+    def _estimate(self, map: Map, y: Tensor) -> Tensor:
+        r"""The mean of $(J z)^2$ over fixed random signs z, drawn towards the mean of all rows.
+
+        The logarithm of a row's own estimate has a variance of about $2/p + 2/p^2$ for p probes. Where the rows of a
+        sample differ by no more than that, they are taken to be equal; the more they differ, the more they are trusted.
+        """
+        signs = torch.randint(0, 2, (self.probes, y.shape[1]), generator=torch.Generator().manual_seed(0)).to(y) * 2 - 1
+        push, _ = map.linearize(y)
+        squares = torch.stack([push(z.expand_as(y)).square() for z in signs]).mean(0)
+        squares = squares.clamp(min=torch.finfo(y.dtype).tiny)
+        own, mean = squares.log(), squares.mean(1, keepdim=True).log()
+        noise = 2 / self.probes + 2 / self.probes**2
+        trust = 1 - noise / own.var(1, keepdim=True, correction=0).clamp(min=noise)
+        return (mean + trust * (own - mean)).exp()
 
 
 class System(ABC):
@@ -281,17 +305,24 @@ class Dual(System):
         self.weight = column(damping)
         self.diagonal = delta if active is None else delta * active + (1 - active)
         self.krylov = krylov
+        self.places = None if active is None or krylov else _places(active, factor)
         self.factor = None if krylov else (self._factor() if factor is None else factor)
 
     def _factor(self) -> Tensor:
-        J = self.map.jacobian(self.y)
+        J, active, diagonal, places = self.map.jacobian(self.y), self.active, self.diagonal, self.places
+        if places is not None and active is not None:
+            active, diagonal = active.gather(1, places), diagonal.gather(1, places)
+        if places is not None and J.ndim == 3:
+            J, places = _rows_at(J, places), None
         W = J if self.eliminated is None else self.eliminated.root(J)
+        if places is not None and W.ndim == 3:  # what was eliminated differs from sample to sample
+            W, places = _rows_at(W, places), None
         gram = W @ W.mT
-        if self.active is not None:
-            gram = (gram * self.active.unsqueeze(1)).mul_(self.active.unsqueeze(2))
-        elif gram.ndim == 2:
-            gram = gram.repeat(self.y.shape[0], 1, 1)
-        gram.diagonal(dim1=-2, dim2=-1).add_(self.diagonal)
+        if gram.ndim == 2:
+            gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
+        if active is not None:
+            gram = (gram * active.unsqueeze(1)).mul_(active.unsqueeze(2))
+        gram.diagonal(dim1=-2, dim2=-1).add_(diagonal)
         return cholesky(gram)
 
     def _mask(self, w: Tensor) -> Tensor:
@@ -307,11 +338,15 @@ class Dual(System):
         return self._vjp(self._mask(w))
 
     def _solve(self, rhs: Tensor) -> Tensor:
+        if self.factor is not None and self.places is not None:
+            found = cholesky_solve(self.factor, rhs.gather(1, self.places))
+            return torch.zeros_like(rhs).scatter(1, self.places, found)
         if self.factor is not None:
             return cholesky_solve(self.factor, rhs)
         assert self.krylov is not None
+        lengths = self._mask(self.krylov.row_norms(self.map, self.y))  # an eliminated P would make them little shorter
         return self.krylov.solve(
-            lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal
+            lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal + lengths
         )
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -327,6 +362,28 @@ class Dual(System):
         p = self._solve(self._push(self._shrink(v)))
         u = v - self._pull(p)
         return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
+
+
+def _rows_at(matrices: Tensor, places: Tensor) -> Tensor:
+    """The rows (B, k, n) of matrices (B, m, n) at places (B, k)."""
+    return matrices.gather(1, places.unsqueeze(2).expand(-1, -1, matrices.shape[2]))
+
+
+def _places(active: Tensor, factor: Tensor | None) -> Tensor | None:
+    """(B, k) the places of each sample's active rows, filled up with others; None if most rows are active anyway.
+
+    A factor that was kept says how many there are.
+    """
+    rows = active.shape[1]
+    if factor is None:
+        count = rows if tracing() or not active.numel() else max(1, int(active.sum(1).max()))
+        if count > _FEW * rows:
+            return None
+    else:
+        count = factor.shape[-1]
+        if count == rows:
+            return None
+    return active.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 class Primal(System):

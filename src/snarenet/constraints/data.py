@@ -44,6 +44,10 @@ def as_tensor(name: str, value: object) -> Tensor:
             tensor = torch.from_numpy(array.copy())
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"`{name}` must be a number or a tensor, but got {type(value).__name__}") from error
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"`{name}` must be dense, but got {tensor.layout}: only a constant `A` of `Linear` may be sparse"
+        )
     if tensor.is_complex():
         raise TypeError(f"`{name}` must be real, but got {tensor.dtype}")
     return tensor if tensor.is_floating_point() else tensor.to(torch.float64)

@@ -12,13 +12,15 @@ from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import IdentityMap, LinearMap
+from snarenet.constraints.sparse import SparseMap, SparseMatrix, is_sparse
 
 
 class Linear(Constraints):
     """lower <= A y <= upper, or A y = equals.
 
     Args:
-        A: matrix (m, n), one per sample (B, m, n), or a function of x that returns either.
+        A: matrix (m, n), one per sample (B, m, n), or a function of x that returns either. A constant matrix may be a
+            sparse tensor: with `solver=ConjugateGradients()` it is never made dense.
         lower: lower bounds: a number, (m,), (B, m), or a function of x; None for none.
         upper: upper bounds, likewise.
         equals: right-hand side of equalities, instead of `lower` and `upper`.
@@ -30,7 +32,7 @@ class Linear(Constraints):
         0.5
     """
 
-    A: Tensor | Callable[[Any], Any]
+    A: Tensor | SparseMatrix | Callable[[Any], Any]
 
     def __init__(
         self,
@@ -41,12 +43,15 @@ class Linear(Constraints):
     ) -> None:
         super().__init__()
         self.limit = Bounds(lower, upper, equals)
-        store(self, "A", A)
-        if not isinstance(self.A, Tensor):
-            self.rows = self.limit.rows
-            return
-        check_shape("A", self.A, ("m", "n"), ("B", "m", "n"))
-        check_finite("A", self.A)
+        if isinstance(A, Tensor) and is_sparse(A):
+            self.A = SparseMatrix("A", A)
+        else:
+            store(self, "A", A)
+            if not isinstance(self.A, Tensor):
+                self.rows = self.limit.rows
+                return
+            check_shape("A", self.A, ("m", "n"), ("B", "m", "n"))
+            check_finite("A", self.A)
         self.rows, self.size = self.A.shape[-2:]
         self.limit.check_rows(self.rows, "A")
 
@@ -58,6 +63,8 @@ class Linear(Constraints):
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
+        if isinstance(self.A, SparseMatrix):
+            return self._instance(y, self._sparse_map(self.A, y.dtype), x)
         A = recall(self, "A", x)
         if not isinstance(self.A, Tensor):
             check_shape("A", A, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
@@ -67,15 +74,24 @@ class Linear(Constraints):
         return self._instance(y, self.constant_map(y.dtype) or LinearMap(A.to(y.dtype)), x)
 
     def constant_map(self, dtype: torch.dtype) -> LinearMap | None:
-        """y -> A y, if A is one matrix for all samples and not learned; the same tensor every time, even if cast."""
+        """y -> A y, if A is one matrix for all samples and not learned; the same tensor every time, even if cast.
+
+        None also for a sparse A that is too large for the direct routes, which ask this.
+        """
         A = self.A
+        if isinstance(A, SparseMatrix):
+            return self._sparse_map(A, dtype) if A.small else None
         if not isinstance(A, Tensor) or A.ndim != 2 or A.requires_grad:
             return None
         return LinearMap(A if A.dtype == dtype else self.memo.get(("A", dtype), (A,), lambda: A.to(dtype)))
 
+    def _sparse_map(self, A: SparseMatrix, dtype: torch.dtype) -> SparseMap:
+        return self.memo.get(("A", dtype), (A.values, A.indices), lambda: SparseMap(A, dtype))
+
     @property
     def constant_rows(self) -> Tensor:
-        return torch.full((self.known_rows(),), self.constant_map(torch.float64) is not None)
+        constant = isinstance(self.A, SparseMatrix) or self.constant_map(torch.float64) is not None
+        return torch.full((self.known_rows(),), constant)
 
 
 class Box(Constraints):

@@ -222,6 +222,12 @@ class QuadraticMap(Map):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         return self._combine(weights, y) + transposed_times(self.G, weights)
 
+    def row_norms(self, y: Tensor) -> Tensor:
+        if not self.diagonal:
+            return super().row_norms(y)
+        squares = 4 * times(self.H.square(), y.square()) + 4 * times(self.H * self.G, y)  # without a Jacobian
+        return (squares + self.G.square().sum(-1)).clamp(min=0)
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return _needing_grad(self.H, self.G)
 
@@ -292,23 +298,35 @@ class FunctionMap(Map):
         return torch.stack(rows, 1)
 
     @property
-    def _explicit(self) -> bool:
+    def explicit(self) -> bool:
         """Are products with J to be made from J itself?"""
         return self.given_jacobian is not None or torch.compiler.is_exporting()
 
     def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
-        return times(self.jacobian(y), direction) if self._explicit else super().jvp(y, direction)
+        return times(self.jacobian(y), direction) if self.explicit else super().jvp(y, direction)
 
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
-        return transposed_times(self.jacobian(y), weights) if self._explicit else super().vjp(y, weights)
+        return transposed_times(self.jacobian(y), weights) if self.explicit else super().vjp(y, weights)
 
     def linearize(self, y: Tensor) -> tuple[Product, Product]:
-        if self._explicit:
+        if self.explicit:
             J = self.jacobian(y)
             return partial(times, J), partial(transposed_times, J)
         value, pull = _vjp(self.value, y)  # evaluates g once; the transpose of w -> J'w, linear as it is, is J itself
         _, push = _vjp(pull, torch.zeros_like(value))
         return push, pull
+
+    def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        if self.explicit:
+            return super().pullback(y, pairs, weights, wanted)
+        with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
+            y = y.detach().requires_grad_()
+            value = self.value(y)
+            total = (weights * value).sum()
+            for a, t in pairs if value.requires_grad else ():
+                pulled = torch.autograd.grad(value, y, a, create_graph=True, allow_unused=True)[0]
+                total = total if pulled is None else total + (pulled * t).sum()
+        return gradients(total, (y, *wanted))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors of x, and every leaf that fn reaches by itself: its parameters, or what a closure captured."""

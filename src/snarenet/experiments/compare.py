@@ -99,6 +99,7 @@ def compare(
     cluster: str | None = None,
     reference: Tensor | None = None,
     classical: bool = True,
+    stacked: bool = False,
     quiet: bool = False,
 ) -> tuple[list[Row], list[str]]:
     """Train what is not trained yet, measure, and write the table and the figure to `out`.
@@ -112,6 +113,7 @@ def compare(
             are measured in this process.
         reference: (N,) optimal values of the test instances, for gaps.
         classical: also time the classical solvers that can handle the problem.
+        stacked: train the seeds of a method as one where that is possible, see `sweep`.
         quiet: show no progress.
 
     Returns:
@@ -121,7 +123,7 @@ def compare(
     jobs, refused = plan.jobs(problem)
     remarks = [f"{METHODS[method].title}: not here, since {reason}" for method, reason in refused.items()]
     every = [job for several in jobs.values() for job in several]
-    failures = sweep(every, out, device=device, workers=workers, cluster=cluster, quiet=quiet)
+    failures = sweep(every, out, device=device, workers=workers, cluster=cluster, stacked=stacked, quiet=quiet)
     remarks += [f"{name}: failed, {reason}" for name, reason in failures.items()]
     rows = [row for several in jobs.values() if (row := _row(several, out, problem, reference)) is not None]
     if classical and problem.solvable:

@@ -9,7 +9,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,11 @@ class Job:
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.problem}-{self.config.method}-seed{self.config.seed}-{key}"
 
+    @property
+    def seedless(self) -> str:
+        """What runs have in common that differ in nothing but their seeds."""
+        return replace(self, config=self.config.replace(seed=0)).name
+
 
 def sweep(
     jobs: Iterable[Job],
@@ -60,6 +65,7 @@ def sweep(
     device: str = "cpu",
     workers: int | None = None,
     cluster: str | None = None,
+    stacked: bool = False,
     quiet: bool = False,
 ) -> dict[str, str]:
     """Make the runs that are not there yet; a run that was stopped goes on.
@@ -72,16 +78,21 @@ def sweep(
             cluster as many as it has room for.
         cluster: address of a Ray cluster to train on, see `snarenet.processes.scatter_over`. `out` must be on a disk
             that all its nodes share under the same path; a run whose process or node dies goes on from its checkpoint.
+        stacked: train runs that differ in nothing but their seeds as one, see `Trainer.fit_seeds`; if that fails, each
+            goes on by itself.
         quiet: show no progress of a run in this process.
 
     Returns:
         Why runs failed, by the names of their jobs; the others are done.
     """
     missing = {job.name: job for job in jobs if not _is_done(job, out)}
+    groups: dict[str, list[Job]] = {}
+    for name, job in missing.items():
+        groups.setdefault(job.seedless if stacked else name, []).append(job)
     if cluster is not None and missing:
-        done = _on_cluster(cluster, missing, out, device, workers)
+        done = _on_cluster(cluster, groups, out, device, workers)
     else:
-        tasks = {name: (job, out, device, quiet) for name, job in missing.items()}
+        tasks = {name: (several, out, device, quiet) for name, several in groups.items()}
         side_by_side = min(workers or 1, len(tasks))
         done = (
             scatter(_attempt, tasks, side_by_side, _share_cores, (side_by_side,))
@@ -89,7 +100,9 @@ def sweep(
             else ((name, _attempt(task)) for name, task in tasks.items())
         )
     failures = {}
-    for count, (name, failure) in enumerate(done, 1):
+    each = (pair for group, reasons in done for pair in zip(groups[group], reasons, strict=True))
+    for count, (job, failure) in enumerate(each, 1):
+        name = job.name
         if not quiet:
             print(f"[{count} of {len(missing)}] {name}: {failure or 'done'}", file=sys.stderr, flush=True)
         if failure:
@@ -113,31 +126,37 @@ def _share_cores(workers: int) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
-def _attempt(task: tuple[Job, Path, str, bool]) -> str:
-    """Why the run failed, or an empty string: one failure does not end the others."""
+def _attempt(task: tuple[Sequence[Job], Path, str, bool]) -> list[str]:
+    """Why each run failed, or an empty string: one failure does not end the others."""
+    jobs, out, device, quiet = task
     try:
-        run_job(*task)
+        if len(jobs) == 1:
+            run_job(jobs[0], out, device, quiet)
+        else:
+            run_stacked(jobs, out, device, quiet)
     except (RuntimeError, ValueError, ArithmeticError, ImportError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        if len(jobs) == 1:
+            return [f"{type(error).__name__}: {error}"]
+        return [_attempt(([job], out, device, quiet))[0] for job in jobs]
+    return [""] * len(jobs)
 
 
 def _on_cluster(
-    cluster: str, missing: Mapping[str, Job], out: Path, device: str, workers: int | None
-) -> Iterator[tuple[str, str]]:
-    """(name, why it failed) of each run, made on a cluster."""
+    cluster: str, groups: Mapping[str, Sequence[Job]], out: Path, device: str, workers: int | None
+) -> Iterator[tuple[str, list[str]]]:
+    """(name, why its runs failed) of each group of runs, made on a cluster."""
     out, kind = out.absolute(), torch.device(device).type  # which GPU of a node it is, Ray says
     out.mkdir(parents=True, exist_ok=True)
     marker = out / f".shared-{uuid.uuid4().hex}"
     marker.touch()
     try:
-        tasks = {name: (marker, (job, out, kind, True)) for name, job in missing.items()}
+        tasks = {name: (marker, (jobs, out, kind, True)) for name, jobs in groups.items()}
         yield from scatter_over(cluster, _attempt_there, tasks, workers, gpu=kind == "cuda")
     finally:
         marker.unlink(missing_ok=True)
 
 
-def _attempt_there(task: tuple[Path, tuple[Job, Path, str, bool]]) -> str:
+def _attempt_there(task: tuple[Path, tuple[Sequence[Job], Path, str, bool]]) -> list[str]:
     """`_attempt` on a node of a cluster, if it sees the file `marker` that the first process wrote."""
     marker, attempt = task
     if not marker.exists():  # what is written here would be lost
@@ -151,17 +170,20 @@ def _attempt_there(task: tuple[Path, tuple[Job, Path, str, bool]]) -> str:
 
 def run_job(job: Job, out: Path, device: str, quiet: bool = False) -> Run:
     """Train, or go on with it, and keep what the model achieves on the test instances."""
-    problem, folder = load(job.problem, **job.sizes).to(device), out / job.name
-    resume = folder if (folder / "checkpoint.safetensors").exists() else None
-    if resume is None:  # stopped before its first checkpoint: there is nothing to go on with
-        for name in ("config.json", "metrics.jsonl"):
-            (folder / name).unlink(missing_ok=True)
-    model = job.config.build(problem)
-    run = Trainer(job.config, folder, quiet=quiet).fit(model, problem, resume)
-    found = evaluate(model, problem, tol=job.tol)
-    run.write_arrays("evaluation.npz", found.arrays)
-    run.write_json("evaluation.json", found.summary)  # last: it says that the job is done
-    return run
+    return run_stacked([job], out, device, quiet)[0]
+
+
+def run_stacked(jobs: Sequence[Job], out: Path, device: str, quiet: bool = False) -> list[Run]:
+    """`run_job` for jobs that differ in nothing but their seeds, trained as one."""
+    first = jobs[0]
+    problem, folders = load(first.problem, **first.sizes).to(device), [out / job.name for job in jobs]
+    seeds = [job.config.seed for job in jobs]
+    runs = Trainer(first.config, quiet=quiet).fit_seeds(seeds, problem, folders, resume=True)
+    for run in runs:
+        found = evaluate(run.load_model(problem), problem, tol=first.tol)
+        run.write_arrays("evaluation.npz", found.arrays)
+        run.write_json("evaluation.json", found.summary)  # last: it says that the job is done
+    return runs
 
 
 @dataclass(frozen=True)

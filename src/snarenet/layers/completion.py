@@ -123,7 +123,8 @@ class Completion(nn.Module):
 
     def _sources(self) -> tuple[Tensor, ...]:
         """The matrices of the equalities as the set holds them now."""
-        return tuple(part.A for part in self.parts if isinstance(part.A, Tensor))
+        maps = (part.constant_map(torch.float64) for part in self.parts)
+        return tuple(map.A for map in maps if map is not None)
 
     def _equalities(self) -> Tensor:
         """C (m, n)."""

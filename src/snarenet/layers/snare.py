@@ -81,7 +81,8 @@ class SnareLayer(Layer):
 
     def prepare(self) -> None:
         """Compute what constant constraints allow to compute once; called whenever they are built, moved or loaded."""
-        prepare(self.constraints, self.damping.relative, self.dtype or torch.float64)
+        if self.solver == "auto":  # the matrix-free route needs no decomposition
+            prepare(self.constraints, self.damping.relative, self.dtype or torch.float64)
         self._recorder = Recorder()  # what was recorded knows the old tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> SnareLayer:
@@ -89,11 +90,14 @@ class SnareLayer(Layer):
         self.prepare()
         return self
 
-    def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+    def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
         if self.record and self._can_record(y, x, relax):
             solution = self._replay(y, x)
-            if solution is not None and bool(solution.converged.all()):
+            if solution is not None:
                 return solution
+        return super().solve(y, x, relax)
+
+    def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         return self._repair(y, x, relax, self.max_steps, self.rescue)
 
     def _repair(self, y: Tensor, x: Any, relax: float | Tensor, max_steps: int, rescue: bool) -> Solution:
@@ -113,8 +117,8 @@ class SnareLayer(Layer):
             dtype=self.dtype,
         )
 
-    def _can_record(self, y: Tensor, x: Any, relax: float | Tensor) -> bool:
-        exact = isinstance(relax, float | int) and relax == 0
+    def _can_record(self, y: Tensor, x: Any, relax: float | Tensor | None) -> bool:
+        exact = relax is None or not self.training or (isinstance(relax, float | int) and relax == 0)
         return (
             isinstance(y, Tensor)
             and y.is_cuda
@@ -127,14 +131,14 @@ class SnareLayer(Layer):
         )
 
     def _replay(self, y: Tensor, x: Any) -> Solution | None:
-        """The repair with `record` steps, from a recording; its status tells who needs more; None if there is none."""
+        """The repair with `record` steps, from a recording; None if there is none, or if some sample needs more."""
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
             solution = self._repair(y, x, 0.0, self.record, rescue=False)
-            return solution.value, solution.status, solution.steps, solution.violation
+            return solution.value, solution.status, solution.steps, solution.violation, solution.converged.all()
 
         found = self._recorder(call, *([y] if x is None else [y, x]), key=(self.tol, self.record))
-        return None if found is None else Solution(found[0], y, *found[1:])
+        return None if found is None or not bool(found[4]) else Solution(found[0], y, *found[1:4])
 
     def extra_repr(self) -> str:
         return f"damping={self.damping}, rows={self.rows!r}, tol={self.tol:g}, max_steps={self.max_steps}"

@@ -1,21 +1,19 @@
-r"""The loop in constraint space as GPU kernels, in Triton, which do not wait for the host after every step.
+r"""The loop in constraint space as GPU kernels, which do not wait for the host after every step.
 
 $$ z \leftarrow z - r T_k, \qquad r = \mathrm{relu}(z - u) - \mathrm{relu}(l - z); $$
 
 the way back is $b \leftarrow b - q$, q the rows of $T_k^\top b$ that step k found violated. Up to `MOST_ROWS` rows, one
-kernel each way takes all steps: a program keeps its samples in registers and goes on until they have all stopped. With
-more rows a step is a matrix product and one kernel for all the rest.
+kernel each way takes all steps: a block keeps a few samples in shared memory and goes on until they have all stopped.
+With more rows a step is a matrix product and one kernel for all the rest.
 
-What they compute is what `loop.py` computes with `ConstraintSpace`, which is also what runs without a GPU or Triton,
-and for a damping that searches.
+What they compute is what `loop.py` computes with `ConstraintSpace`, which is also what runs without a GPU, and for a
+damping that searches.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +21,12 @@ from torch import Tensor
 from snarenet.constraints.data import tracing
 from snarenet.damping import Damping
 from snarenet.linalg import Spectrum
+from snarenet.repair import kernels
 from snarenet.solution import Status
 
-MOST_ROWS = 128  # a program keeps its samples' rows in registers
-_SAMPLES, _CHUNK, _WARPS = 16, 32, 8  # of a program: samples, rows of T that it multiplies at a time, and warps
-_BLOCK = 1024  # numbers that a program of an elementwise kernel takes
+MOST_ROWS = 128  # with more, all samples together make better use of a matrix than a few
+_THREADS = 512  # of a block
+_BLOCKS = 264  # to aim at: two for each multiprocessor of a large GPU
 _LOOK = 8  # steps between two looks at who is still going: a look waits for the GPU
 
 
@@ -53,13 +52,7 @@ class Record(NamedTuple):
 
 def available(z: Tensor, damping: Damping) -> bool:
     """Can the kernels take over?"""
-    on_gpu = z.is_cuda or bool(os.environ.get("TRITON_INTERPRET"))
-    return on_gpu and not damping.searches and z.numel() > 0 and not torch.compiler.is_compiling() and _installed()
-
-
-@functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return kernels.supported(z) and not damping.searches
 
 
 def iterate(
@@ -75,35 +68,47 @@ def iterate(
 
 def pull_back(record: Record, cotangent: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The cotangent of the first position and of the bounds, from that of the last position."""
-    b = cotangent.clone(memory_format=torch.contiguous_format)
+    job, b = record.job, cotangent.clone(memory_format=torch.contiguous_format)
     lower, upper = (torch.zeros_like(b), torch.zeros_like(b)) if record.bounds else (b, b)  # never touched, then
+    bounds = int(record.bounds)
     if isinstance(record.codes, Tensor):
-        (batch, rows), transfers = b.shape, _transfers(record.job)
-        _kernels().backward[_programs(batch)](
-            b, record.codes, record.steps, transfers, torch.empty_like(b), lower, upper, batch, rows, len(transfers),
-            BOUNDS=record.bounds, **_shape(rows),
-        )  # fmt: skip
+        transfers = _transfers(job, transpose=True)
+        launch("backward", b, 4, record.codes, record.steps, transfers, len(transfers), lower, upper, bounds)
     else:
-        levels = _schedule(record.job.damping, record.job.max_steps)
+        levels, program = schedule(job.damping, job.max_steps), kernels.load("linear", b.dtype, b.device)
         for k in reversed(range(len(record.codes))):
-            product = record.job.spectrum.transfer(b, levels[min(k, len(levels) - 1)], transpose=True)
-            _kernels().pull[(-(-b.numel() // _BLOCK),)](
-                b, product, record.codes[k], lower, upper, b.numel(), BOUNDS=record.bounds, BLOCK=_BLOCK
-            )
+            product = job.spectrum.transfer(b, levels[min(k, len(levels) - 1)], transpose=True)
+            arguments = [b.numel(), b, product, record.codes[k], lower, upper, bounds]
+            program.launch("pull", -(-b.numel() // _THREADS), _THREADS, 0, arguments)
     return (b, lower, upper) if record.bounds else (b, None, None)
+
+
+def launch(name: str, first: Tensor, arrays: int, *arguments: Tensor | int | float) -> None:
+    """Launch a kernel that takes a few samples a block, for the samples in `first` (B, rows).
+
+    Args:
+        name: of the kernel.
+        first: its first tensor.
+        arrays: how many arrays it keeps in shared memory, each with a number for every sample and row.
+        arguments: the others.
+    """
+    batch, rows = first.shape
+    samples = next((count for count in (1, 2) if batch <= count * _BLOCKS), 4)  # of a block
+    shared = samples * (arrays * rows + max(_THREADS, 16)) * first.element_size()  # 16: SLICE in common.cuh
+    program = kernels.load("linear", first.dtype, first.device)
+    blocks = -(-batch // samples)
+    program.launch(f"{name}{samples}", blocks, _THREADS, shared, [rows, batch, first, *arguments])
 
 
 def _at_once(
     job: Job, z: Tensor, lower: Tensor, upper: Tensor, finite: Tensor, status: Tensor, steps: Tensor, record: bool
 ) -> tuple[Tensor, Tensor]:
     """All steps in one kernel: (position, codes)."""
-    (batch, rows), transfers = z.shape, _transfers(job)
-    position, scratch = z.clone(), torch.empty_like(z)
-    codes = torch.zeros((job.max_steps if record else 0, batch, rows), dtype=torch.int8, device=z.device)
-    _kernels().forward[_programs(batch)](
-        position, lower, upper, transfers, job.strictness, finite, scratch, codes, status, steps,
-        batch, rows, len(transfers), job.max_steps, job.first_tol, job.tol,
-        RECORD=record, **_shape(rows), **_STATUS,
+    transfers, position = _transfers(job), z.clone()
+    codes = torch.empty((job.max_steps if record else 0, *z.shape), dtype=torch.int8, device=z.device)
+    launch(
+        "forward", position, 6, lower, upper, transfers, len(transfers), job.strictness, finite, job.max_steps,
+        float(job.first_tol), float(job.tol), codes, status, steps, int(record),
     )  # fmt: skip
     return position, codes
 
@@ -112,49 +117,30 @@ def _step_by_step(
     job: Job, z: Tensor, lower: Tensor, upper: Tensor, finite: Tensor, status: Tensor, steps: Tensor, record: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """A product and a kernel for each step, and a look at the status now and then: (position, codes)."""
-    position, residual, levels = torch.empty_like(z), torch.empty_like(z), _schedule(job.damping, job.max_steps)
-    block = min(1024, _padded(z.shape[1]))
+    position, residual, levels = torch.empty_like(z), torch.empty_like(z), schedule(job.damping, job.max_steps)
+    program, shared = kernels.load("linear", z.dtype, z.device), (_THREADS + 16) * z.element_size()
     codes: list[Tensor] = []
 
     def settle(trial: Tensor, first: bool) -> None:
         code = torch.empty(z.shape if record else (0,), dtype=torch.int8, device=z.device)
-        _kernels().settle[(len(z),)](
-            trial, position, residual, lower, upper, job.strictness, finite, code, status, steps, z.shape[1],
-            job.first_tol if first else job.tol, FIRST=first, RECORD=record, BLOCK=block, **_STATUS,
+        program.launch(
+            "settle", len(z), _THREADS, shared,
+            [z.shape[1], trial, position, residual, lower, upper, job.strictness, finite,
+             float(job.first_tol if first else job.tol), code, status, steps, int(first), int(record)],
         )  # fmt: skip
         if record and not first:
             codes.append(code)
 
     settle(z, first=True)
     for k in range(job.max_steps):
-        if k % _LOOK == 0 and not tracing() and not bool((status == _STATUS["GOING"]).any()):
+        if k % _LOOK == 0 and not tracing() and not bool((status == int(Status.MAX_STEPS)).any()):
             break
         settle(position - job.spectrum.transfer(residual, levels[min(k, len(levels) - 1)]), first=False)
     return position, codes
 
 
-_STATUS = {
-    "CONVERGED": int(Status.CONVERGED),
-    "GOING": int(Status.MAX_STEPS),
-    "NONFINITE": int(Status.NONFINITE),
-}
-
-
-def _padded(rows: int) -> int:
-    return max(16, 1 << (rows - 1).bit_length())
-
-
-def _programs(batch: int) -> tuple[int]:
-    return (-(-batch // _SAMPLES),)
-
-
-def _shape(rows: int) -> dict[str, int]:
-    padded = _padded(rows)
-    return {"PADDED": padded, "SAMPLES": _SAMPLES, "CHUNK": min(_CHUNK, padded), "num_warps": _WARPS}
-
-
 @functools.lru_cache(maxsize=64)
-def _schedule(damping: Damping, max_steps: int) -> tuple[float, ...]:
+def schedule(damping: Damping, max_steps: int) -> tuple[float, ...]:
     """The damping of the first steps; the last one is that of all later steps."""
     levels = [float(damping.first(torch.empty(0)))]
     for k in range(max_steps - 1):
@@ -165,14 +151,6 @@ def _schedule(damping: Damping, max_steps: int) -> tuple[float, ...]:
     return tuple(levels)
 
 
-def _transfers(job: Job) -> Tensor:
-    """(count, rows, rows) the T of these dampings, computed once."""
-    return job.spectrum.transfers(_schedule(job.damping, job.max_steps))
-
-
-@functools.cache
-def _kernels() -> Any:
-    """The kernels, compiled when they are first called; Triton is imported here and nowhere else."""
-    from snarenet.repair import kernels
-
-    return kernels
+def _transfers(job: Job, transpose: bool = False) -> Tensor:
+    """(count, rows, rows) the T of these dampings, or their transposes, computed once."""
+    return job.spectrum.transfers(schedule(job.damping, job.max_steps), transpose)

@@ -22,7 +22,8 @@ from snarenet.constraints.data import tracing, without_grad
 from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
-from snarenet.repair import fused
+from snarenet.repair import curved, fused
+from snarenet.repair.curved import CurvedSpace
 from snarenet.repair.nearest import approach
 from snarenet.repair.options import Rows, Solver, Store, check_count, check_options, relaxed
 from snarenet.repair.spaces import ConstraintSpace, Space
@@ -88,7 +89,7 @@ def repair(
     krylov = solver if isinstance(solver, ConjugateGradients) else None
 
     def attempt(instance: Instance, y: Tensor, finite: Tensor, damping: Damping, rows: Rows) -> _Outcome:
-        space, lower, upper = choose_space(constraints.memo, instance, y, damping.relative, rows, krylov, room)
+        space, lower, upper = choose_space(constraints.memo, instance, y, damping, rows, krylov, room)
         value, status, steps = _run(_Job(space, damping, tol, max_steps, finite), y, lower, upper)
         violation = _violation(instance, value)
         reached = finite & (violation <= tol)  # certain only now: the loop rounds, and may be stricter than it has to
@@ -133,7 +134,7 @@ def _violation(instance: Instance, y: Tensor) -> Tensor:
 class _Job(NamedTuple):
     """An attempt at a repair, ready to run."""
 
-    space: Space
+    space: Space | CurvedSpace
     damping: Damping
     tol: float
     max_steps: int
@@ -180,7 +181,7 @@ class _Repair(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
         y, v = ctx.saved_tensors[0], gradients[0]
         if ctx.tape.whole is not None:
-            found = _pull_back_fused(ctx.space, ctx.tape.whole, y, v)
+            found = ctx.tape.whole(y, v)
             return None, found.y, found.lower, found.upper
         steps = ctx.tape.steps
         if ctx.failures:  # one that was given up, or rescued, may have gone too far for its steps to be pulled back
@@ -225,19 +226,21 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
     In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled or recorded loop
     cannot choose: it takes all `max_steps` steps and freezes the samples that have stopped.
     """
-    damping, eager = job.damping, not tracing()
-    tol = max(job.tol / 2, job.tol - job.space.slack)
-    position = job.space.start(y)
-    if isinstance(job.space, ConstraintSpace) and fused.available(position, damping):
-        return _iterate_fused(job, job.space, y, position, lower, upper, tape)
-    r = residual(job.space.value(position), lower, upper)
+    space, damping, eager = job.space, job.damping, not tracing()
+    if isinstance(space, CurvedSpace):
+        return _iterate_curved(job, space, y, lower, upper, tape)
+    tol = max(job.tol / 2, job.tol - space.slack)
+    position = space.start(y)
+    if isinstance(space, ConstraintSpace) and fused.available(position, damping):
+        return _iterate_fused(job, space, y, position, lower, upper, tape)
+    r = residual(space.value(position), lower, upper)
     worst = largest(r)
     status = _judge(worst, job.tol, broken=~job.finite | ~(worst < math.inf), stalled=None)
-    strictness = _strictness(job.space.scales().expand_as(r), job.tol) if damping.relative else None
+    strictness = _strictness(space.scales().expand_as(r), job.tol) if damping.relative else None
     if strictness is not None and eager and bool((strictness == 1).all()):
         strictness = None
     level, steps = damping.first(y), torch.zeros_like(status)
-    s = _Live(None, job.space, lower, upper, lower == upper, strictness, position, r, worst, level, status, steps)
+    s = _Live(None, space, lower, upper, lower == upper, strictness, position, r, worst, level, status, steps)
     batch = s.write(())
     stopped = eager and (y.shape[0] == 0 or not bool((status == _GOING).all()))
     for k in range(job.max_steps):
@@ -271,22 +274,46 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | No
         steps = s.steps + (1 if eager else (s.status == _GOING))
         s = s._replace(position=trial, residual=r, worst=worst, level=level, status=status, steps=steps)
     position, status, steps = s.write(batch)
-    return job.space.finish(y, position), status, steps
+    return space.finish(y, position), status, steps
 
 
 def _iterate_fused(
     job: _Job, space: ConstraintSpace, y: Tensor, position: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None
 ) -> tuple[Tensor, ...]:
-    """`_iterate` by one kernel."""
+    """`_iterate` by the kernels of `fused.py`."""
     scales = space.scales()
     strictness = _strictness(scales, job.tol) if job.damping.relative else torch.ones_like(scales)
     tol = max(job.tol / 2, job.tol - space.slack)
     work = fused.Job(space.spectrum, job.damping, strictness, job.tol, tol, job.max_steps)
     bounds = tape is not None and tape.bounds
     position, status, steps, record = fused.iterate(work, position, lower, upper, job.finite, tape is not None, bounds)
+
+    def pull_back(y: Tensor, v: Tensor) -> _Gradients:
+        assert record is not None
+        cotangent, lower, upper = fused.pull_back(record, space.pull_start(v))
+        return _Gradients(space.pull_finish(y, v, cotangent, None, ())[0], lower, upper, ())
+
     if tape is not None:
-        tape.whole = record
+        tape.whole = pull_back
     return space.finish(y, position), status, steps
+
+
+def _iterate_curved(
+    job: _Job, space: CurvedSpace, y: Tensor, lower: Tensor, upper: Tensor, tape: Tape | None
+) -> tuple[Tensor, ...]:
+    """`_iterate` by the kernels of `curved.py`."""
+    finest = _finest(job.tol, y.dtype) if space.relative else 0.0
+    work = curved.Job(space, job.damping, job.tol, finest, job.max_steps)
+    bounds = tape is not None and tape.bounds
+    value, status, steps, record = curved.iterate(work, y, lower, upper, job.finite, tape is not None, bounds)
+
+    def pull_back(y: Tensor, v: Tensor) -> _Gradients:
+        assert record is not None
+        return _Gradients(*curved.pull_back(record, v), ())
+
+    if tape is not None:
+        tape.whole = pull_back
+    return value, status, steps
 
 
 def _all_go_on(worst: Tensor, tol: float, stalled: Tensor | None) -> bool:
@@ -329,8 +356,12 @@ def _strictness(scales: Tensor, tol: float) -> Tensor:
     A row of length 1 or more stops at `tol`, a shorter one at `tol` times its length, but not below a thousandth of
     `tol` nor below what rounding allows.
     """
-    finest = max(1e-3, min(1.0, 256 * torch.finfo(scales.dtype).eps / tol)) if tol else 1.0
-    return 1 / scales.sqrt().clamp(finest, 1.0)
+    return 1 / scales.sqrt().clamp(_finest(tol, scales.dtype), 1.0)
+
+
+def _finest(tol: float, dtype: torch.dtype) -> float:
+    """The least length of a row that `_strictness` takes as it is."""
+    return max(1e-3, min(1.0, 256 * torch.finfo(dtype).eps / tol)) if tol else 1.0
 
 
 class _Gradients(NamedTuple):
@@ -366,12 +397,6 @@ def _pull_back(space: Space, steps: list[Step], y: Tensor, v: Tensor, wanted: tu
         cotangent = mine if samples is None else cotangent.index_copy(0, samples, mine)
     found_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
     return _Gradients(found_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
-
-
-def _pull_back_fused(space: ConstraintSpace, record: fused.Record, y: Tensor, v: Tensor) -> _Gradients:
-    """`_pull_back` by one kernel."""
-    cotangent, lower, upper = fused.pull_back(record, space.pull_start(v))
-    return _Gradients(space.pull_finish(y, v, cotangent, None, ())[0], lower, upper, ())
 
 
 def _scatter_add(total: Tensor | None, samples: Tensor | None, part: Tensor, batch: int) -> Tensor:

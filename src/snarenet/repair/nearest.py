@@ -11,13 +11,14 @@ and, with $K = (I + \rho A A^\top)^{-1}$ computed once, every iteration is one p
 $$ a = K A \hat y + (I - K)(z - s), \quad v = \alpha a + (1 - \alpha) z + s, \quad
    z \leftarrow \min(\max(v, l), u), \quad s \leftarrow v - z; \qquad y = \hat y - \rho A^\top s. $$
 
-Plain differentiable operations. Whatever they leave of the violation, and all other rows, are the repair's.
+On a GPU all iterations are one kernel each way. Whatever they leave of the violation, and all other rows, are the
+repair's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch import Tensor
 from snarenet.constraints.base import Instance
 from snarenet.constraints.data import Memo
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
+from snarenet.repair import fused, kernels
 from snarenet.repair.structure import is_constant
 
 # chosen by the distance to the projection after 20 iterations, on validation inputs of NCLP
@@ -52,13 +54,47 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int) -> Tens
         for bound in (instance.lower, instance.upper)
     )
     image = y @ rows.A.T
-    fixed, z, s = image @ rows.K, torch.minimum(torch.maximum(image, lower), upper), torch.zeros_like(image)
+    in_kernel = kernels.supported(image) and image.shape[1] <= fused.MOST_ROWS
+    multipliers = _Multipliers.apply if in_kernel else _multipliers
+    return y - _PENALTY * (multipliers(image, lower, upper, rows.K, iterations) @ rows.A)
+
+
+def _multipliers(image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
+    """s after so many iterations, by plain differentiable operations."""
+    fixed, z, s = image @ K, torch.minimum(torch.maximum(image, lower), upper), torch.zeros_like(image)
     for _ in range(iterations):
         t = z - s
-        v = _RELAXATION * (fixed + t - t @ rows.K) + (1 - _RELAXATION) * z + s
+        v = _RELAXATION * (fixed + t - t @ K) + (1 - _RELAXATION) * z + s
         z = torch.minimum(torch.maximum(v, lower), upper)
         s = v - z
-    return y - _PENALTY * (s @ rows.A)
+    return s
+
+
+class _Multipliers(torch.autograd.Function):
+    r"""The same by one kernel each way.
+
+    With $\bar z$ and $\bar s$ after an iteration, $\bar v$ is $\bar z$ where v was inside its bounds and $\bar s$ where
+    it was cut off, which gives $\bar z - \bar s$ to the bound; then $\bar t = \alpha (\bar v - \bar v K)$,
+    $\bar z = (1 - \alpha) \bar v + \bar t$ and $\bar s = \bar v - \bar t$.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
+        image, lower, upper = (tensor.contiguous() for tensor in (image, lower, upper))
+        record = any(ctx.needs_input_grad)
+        codes = torch.empty((iterations + 1) * record, *image.shape, dtype=torch.int8, device=image.device)
+        found = torch.empty_like(image)
+        fused.launch("approach", image, 6, lower, upper, K, iterations, _RELAXATION, found, codes, int(record))
+        ctx.K, ctx.codes, ctx.iterations = K, codes, iterations
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        cotangent = gradients[0].clone(memory_format=torch.contiguous_format)
+        lower, upper = torch.empty_like(cotangent), torch.empty_like(cotangent)
+        fused.launch("approach_back", cotangent, 6, ctx.K, ctx.iterations, _RELAXATION, ctx.codes, lower, upper)
+        return cotangent, lower, upper, None, None
 
 
 def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor) -> _Rows:
@@ -72,6 +108,6 @@ def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor) -> _Ro
         lengths = torch.where(lengths > 0, lengths, 1.0)
         A = A / lengths.unsqueeze(1)
         gram = torch.eye(len(A), dtype=A.dtype, device=A.device) + _PENALTY * A @ A.T
-        return _Rows(A, lengths, torch.linalg.inv(gram))
+        return _Rows(A, lengths, torch.linalg.inv(gram).contiguous())
 
     return memo.get(("nearest", *chosen, y.shape[1], y.dtype, y.device), matrices, build)

@@ -7,6 +7,7 @@ steps is fixed when it is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +58,19 @@ class Recorder:
             return None
         graph.calls[0] += 1
         found = tuple(tensor.clone() for tensor in graph.call(*leaves))  # the next replay overwrites its result
-        if not differentiated:
-            return found
-        return tuple(_Last.apply(t, graph.calls, graph.calls[0]) if t.requires_grad else t for t in found)  # pyright: ignore
+        for tensor in found:
+            if tensor.requires_grad:
+                tensor.register_hook(partial(_check_last, graph.calls, graph.calls[0]))
+        return found
+
+
+def _check_last(calls: list[int], number: int, _: Tensor) -> None:
+    """Refuse to go back through a call that is not the last one."""
+    if calls[0] != number:
+        raise RuntimeError(
+            "a recorded layer was called again before the backward pass of an earlier call, whose record is gone; "
+            "call backward after each call, or build the layer with record=0"
+        )
 
 
 def _record(
@@ -75,21 +86,3 @@ def _record(
         return None
     with torch.set_grad_enabled(differentiated):
         return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
-
-
-class _Last(torch.autograd.Function):
-    """The identity, which refuses to go back through a call that is not the last one."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, calls: list[int], number: int) -> Tensor:  # pyright: ignore
-        ctx.calls, ctx.number = calls, number
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
-        if ctx.calls[0] != ctx.number:
-            raise RuntimeError(
-                "a recorded layer was called again before the backward pass of an earlier call, whose record is gone; "
-                "call backward after each call, or build the layer with record=0"
-            )
-        return *gradients, None, None

@@ -10,30 +10,34 @@ from torch import Tensor
 from snarenet.constraints import Constraints, Instance, Linear, Stack
 from snarenet.constraints.data import Memo, tracing, without_grad
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
+from snarenet.constraints.sparse import SparseMap
+from snarenet.damping import Damping
 from snarenet.linalg import ConjugateGradients, Spectrum
+from snarenet.repair import curved, kernels
+from snarenet.repair.curved import CurvedSpace
 from snarenet.repair.options import Rows
 from snarenet.repair.spaces import Budget, ConstraintSpace, OutputSpace, Space
 
-_VANISHING = 1e-8  # share of the mean row length that a vanishing row is given
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
 
 
 def positive(norms: Tensor) -> Tensor:
     """Row scales from squared row lengths: a vanishing row gets a small share of the mean instead."""
     mean = norms.mean(-1, keepdim=True)
-    return torch.maximum(norms, torch.where(mean > 0, _VANISHING * mean, 1.0))
+    return torch.maximum(norms, torch.where(mean > 0, kernels.VANISHING * mean, 1.0))
 
 
 def choose_space(
     memo: Memo,
     instance: Instance,
     y: Tensor,
-    relative: bool,
+    damping: Damping,
     rows: Rows,
     krylov: ConjugateGradients | None,
     room: float,
-) -> tuple[Space, Tensor, Tensor]:
+) -> tuple[Space | CurvedSpace, Tensor, Tensor]:
     """The space for these constraints, chosen by their structure, and the bounds in its order of rows."""
+    relative = damping.relative
     parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
     everything = list(range(len(parts)))
     if rows != "active" and krylov is None and all(is_constant(part) for part in parts):
@@ -41,13 +45,30 @@ def choose_space(
         if rows == "all" or spectrum.least >= _CONDITION:
             return ConstraintSpace(spectrum), instance.lower, instance.upper
     active = rows != "all"
-    first = _eliminable(instance, parts, active)
+    first = _eliminable(instance, parts, active, sparse=krylov is None)
     rest = [i for i in everything if i not in first]
     if krylov is None and sum(parts[i].rows for i in rest) > y.shape[1]:
         first, rest = [], everything  # more rows than variables: the primal system takes them all
     spectrum = _spectrum(memo, parts, first, relative) if first and is_constant(parts[first[0]]) else None
     eliminated = StackedMap([parts[i] for i in first]) if first else None
     others = StackedMap([parts[i] for i in rest])
+    lower, upper = instance.lower, instance.upper
+    if first + rest != everything:
+        order = memo.get(
+            ("order", *first, *rest, *(part.rows for part in parts), y.device),
+            (),
+            lambda: _order(parts, first + rest, y.device),
+        )
+        lower, upper = lower[:, order], upper[:, order]
+    dual = spectrum is not None or (not first and others.rows <= y.shape[1])
+    if dual and krylov is None and not damping.searches and kernels.supported(y) and curved.suits(others):
+        constants = memo.get(
+            ("curved", *first, "then", *rest, relative, y.dtype, y.device),
+            curved.tensors(others),
+            lambda: curved.describe(others, spectrum, y),
+        )
+        if constants is not None:
+            return CurvedSpace(constants, active, relative), lower, upper
     scale, scale_fn = y.new_ones(y.shape[0], others.rows), None
     if relative:
         norms = Map.row_norms if krylov is None else krylov.row_norms
@@ -55,14 +76,7 @@ def choose_space(
         with without_grad():
             scale = positive(norms(others, y.detach()))
     space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(room))
-    if first + rest == everything:
-        return space, instance.lower, instance.upper
-    order = memo.get(
-        ("order", *first, *rest, *(part.rows for part in parts), y.device),
-        (),
-        lambda: _order(parts, first + rest, y.device),
-    )
-    return space, instance.lower[:, order], instance.upper[:, order]
+    return space, lower, upper
 
 
 def _order(parts: Sequence[Map], sequence: list[int], device: torch.device) -> Tensor:
@@ -76,12 +90,15 @@ def is_constant(part: Map) -> bool:
     return isinstance(part, LinearMap) and part.constant
 
 
-def _eliminable(instance: Instance, parts: Sequence[Map], active: bool) -> list[int]:
-    """Parts to eliminate: a box, or else the constant rows; where rows may be inactive, only constant equalities."""
+def _eliminable(instance: Instance, parts: Sequence[Map], active: bool, sparse: bool) -> list[int]:
+    """Parts to eliminate: a box, or else the constant rows; where rows may be inactive, only constant equalities.
+
+    Sparse rows are eliminated only if asked for: it makes them dense.
+    """
     boxes = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap)]
     if boxes:
         return boxes[:1]
-    constant = [i for i, part in enumerate(parts) if is_constant(part)]
+    constant = [i for i, part in enumerate(parts) if is_constant(part) and (sparse or not isinstance(part, SparseMap))]
     if not active:
         return constant
     if torch.compiler.is_compiling():  # a decomposition cannot be traced

@@ -40,7 +40,7 @@ class Tape:
     def __init__(self, bounds: bool) -> None:
         self.bounds = bounds
         self.steps: list[Step] = []
-        self.whole: Any = None  # what a kernel that took all steps noted, in their place
+        self.whole: Any = None  # the way back of kernels that took all steps, a function of (y, v), in their place
 
     def without(self, dropped: Tensor) -> list[Step]:
         """The steps without those of the samples that are marked in `dropped` (B,)."""

@@ -6,9 +6,7 @@ sentence that names the command which makes it.
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ import numpy as np
 
 from snarenet import problems
 from snarenet.report import figures
+from snarenet.report.html import document, gallery, prose, section, table
 from snarenet.report.tables import duration, evaluation_groups, sentence
 from snarenet.training import Run
 
@@ -31,34 +30,6 @@ _PURPOSES = {
     "evaluation.json": "results on the test instances",
     "evaluation.npz": "results of every instance",
 }
-_STYLE = """
-:root { color-scheme: light; }
-body { max-width: 62rem; margin: 0 auto; padding: 1rem 1.2rem 3rem; background: #fff; color: #222;
-       font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-       overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 1rem 0 0; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid #ddd; }
-.lead { font-size: 1.1rem; padding: .6rem .9rem; border-left: 4px solid #3b6ea8; background: #f4f7fb; }
-.quiet, figcaption { color: #555; font-size: .9rem; }
-.grid { display: grid; gap: 1.2rem 2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
-        align-items: start; }
-figure { margin: 0; max-width: 34rem; break-inside: avoid; }
-figure img { width: 100%; height: auto; }
-.columns { columns: 3 17rem; column-gap: 2rem; }
-.columns table { margin-bottom: 1.2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; break-inside: avoid; }
-.settings table:first-child { break-inside: auto; }
-.results td { white-space: nowrap; }
-caption { text-align: left; font-weight: 600; padding-bottom: .2rem; }
-th, td { padding: .15rem 0; border-bottom: 1px solid #eee; vertical-align: top; }
-th { text-align: left; font-weight: 400; color: #555; padding-right: 1rem; }
-td { text-align: right; font-variant-numeric: tabular-nums; }
-code { font-size: .9em; background: #f3f3f3; padding: .1em .3em; }
-a { color: #3b6ea8; }
-.whole { white-space: nowrap; }
-@media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-               .grid { grid-template-columns: 1fr 1fr; } .lead { background: none; } }
-"""
 
 
 class _Content(NamedTuple):
@@ -82,26 +53,14 @@ def write_report(folder: Path) -> Path:
 def _page(content: _Content) -> str:
     name = escape(str(content.run.problem_name or "a problem of your own"))
     sections = [part(content) for part in (_training, _instances, _results, _settings, _files)]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a page that runs and loads nothing
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>snarenet: {name}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
+    body = f"""<main>
 <h1>{name}</h1>
 {_about(content)}
 <p class="lead">{_lead(content)}</p>
 {"".join(sections)}
 </main>
-</body>
-</html>
 """
+    return document(f"snarenet: {content.run.problem_name or 'a problem of your own'}", body)
 
 
 def _about(content: _Content) -> str:
@@ -119,14 +78,14 @@ def _about(content: _Content) -> str:
 def _lead(content: _Content) -> str:
     """The result in a sentence."""
     if content.evaluation is not None:
-        return _prose(sentence(content.evaluation))
+        return prose(sentence(content.evaluation))
     return _missing("There is no evaluation yet", f"snarenet evaluate {content.run.path.resolve().name}")
 
 
 def _training(content: _Content) -> str:
     """Learning curves."""
     if not content.metrics:
-        return _section("Training", f"<p>{_missing('There are no metrics of the training', 'snarenet train')}</p>")
+        return section("Training", f"<p>{_missing('There are no metrics of the training', 'snarenet train')}</p>")
     last = content.metrics[-1]
     planned = content.run.config.epochs
     epochs = f"{last['epoch']} of {planned} epochs" if planned else f"{last['epoch']} epochs"
@@ -142,7 +101,7 @@ def _training(content: _Content) -> str:
         figures.draw_violation_curve(content.metrics),
         figures.draw_schedules(content.metrics),
     ]
-    return _section("Training", f"<p>{_prose(text)}</p>{_gallery(pictures)}")
+    return section("Training", f"<p>{prose(text)}</p>{gallery(pictures)}")
 
 
 def _instances(content: _Content) -> str:
@@ -150,7 +109,7 @@ def _instances(content: _Content) -> str:
     if content.arrays is None:
         command = f"snarenet evaluate {content.run.path.resolve().name}"
         missing = _missing("There are no results of single instances", command)
-        return _section("Instances", f"<p>{missing}</p>")
+        return section("Instances", f"<p>{missing}</p>")
     text, pictures = "", []
     gap, violation, steps, trajectory = map(content.arrays.get, ("gap", "violation", "steps", "trajectory"))
     if gap is not None and np.isfinite(gap).any():
@@ -163,7 +122,7 @@ def _instances(content: _Content) -> str:
         pictures.append(figures.draw_steps(steps))
     if trajectory is not None:
         pictures.append(figures.draw_trajectories(trajectory, _obstacles(content.run)))
-    return _section("Instances", text + _gallery(pictures))
+    return section("Instances", text + gallery(pictures))
 
 
 def _obstacles(run: Run) -> np.ndarray | None:
@@ -178,18 +137,18 @@ def _results(content: _Content) -> str:
     """Every number of the evaluation."""
     if content.evaluation is None:
         return ""  # the page's first sentence has said so
-    tables = [_table(title, rows) for title, rows in evaluation_groups(content.evaluation).items()]
-    return _section("Results", f'<div class="columns results">{"".join(tables)}</div>')
+    tables = [table(title, rows) for title, rows in evaluation_groups(content.evaluation).items()]
+    return section("Results", f'<div class="columns results">{"".join(tables)}</div>')
 
 
 def _settings(content: _Content) -> str:
     """Configuration and environment."""
-    tables = _table("Configuration", [(key, _text(value)) for key, value in content.run.config.to_dict().items()])
+    tables = table("Configuration", [(key, _text(value)) for key, value in content.run.config.to_dict().items()])
     if content.environment is None:
         tables += f"<p>{_missing('There is no record of the environment', 'snarenet train')}</p>"
     else:
-        tables += _table("Environment", [(key, _text(value)) for key, value in content.environment.items()])
-    return _section("Settings", f'<div class="columns settings">{tables}</div>')
+        tables += table("Environment", [(key, _text(value)) for key, value in content.environment.items()])
+    return section("Settings", f'<div class="columns settings">{tables}</div>')
 
 
 def _files(content: _Content) -> str:
@@ -201,38 +160,12 @@ def _files(content: _Content) -> str:
             link = f'<a href="{escape(quote(file.name))}">{escape(file.name)}</a>'
             purpose = _PURPOSES.get(file.name, "")
             rows.append(f'<tr><th scope="row">{link}</th><th>{purpose}</th><td>{size}</td></tr>')
-    return _section("Files", f"<table>{''.join(rows)}</table>")
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>\n"
-
-
-def _prose(text: str) -> str:
-    """A text in HTML, with no line break inside 1e-08 or 12 ms."""
-    return re.sub(r"-?[\d.]+(?:e[-+]\d+| (?:µs|ms|s|min|h)\b)", r'<span class="whole">\g<0></span>', escape(text))
+    return section("Files", f"<table>{''.join(rows)}</table>")
 
 
 def _missing(what: str, command: str) -> str:
     """A sentence in HTML on a part that is not there."""
     return f"{escape(what)}; <code>{escape(command)}</code> makes it."
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    lines = (f'<tr><th scope="row">{escape(label)}</th><td>{escape(text)}</td></tr>' for label, text in rows)
-    return f"<table><caption>{escape(title)}</caption>\n{chr(10).join(lines)}\n</table>\n"
-
-
-def _gallery(pictures: list[figures.Picture | None]) -> str:
-    """Figures side by side, as images with their own name space: ids of two SVGs in one page would clash."""
-    found = [picture for picture in pictures if picture is not None]
-    return f'<div class="grid">{"".join(map(_figure, found))}</div>'
-
-
-def _figure(picture: figures.Picture) -> str:
-    data = base64.b64encode(picture.svg.encode()).decode()
-    image = f'<img alt="{escape(picture.alt)}" src="data:image/svg+xml;base64,{data}">'
-    return f"<figure>{image}<figcaption>{_prose(picture.caption)}</figcaption></figure>\n"
 
 
 def _text(value: Any) -> str:

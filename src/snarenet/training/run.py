@@ -81,6 +81,16 @@ class Run:
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path / 'config.json'} was not written by this version of snarenet: {error}") from error
 
+    @classmethod
+    def begun(cls, path: str | Path) -> bool:
+        """Is there a run to go on with? One that was stopped before its first checkpoint is removed."""
+        path = Path(path)
+        if (path / "checkpoint.safetensors").exists():
+            return True
+        for name in ("config.json", "metrics.jsonl"):
+            (path / name).unlink(missing_ok=True)
+        return False
+
     def resume(self, config: TrainConfig, problem: Problem) -> None:
         """Take over `config` for the rest of the run; an error unless it is a run on `problem` that this can go on.
 
@@ -150,6 +160,10 @@ class Run:
                 return {key: file.get_tensor(key) for key in file.keys()}, state  # noqa: SIM118
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise RunError(f"{path} is damaged or not a checkpoint of snarenet: {error}") from error
+
+    def saved_epoch(self) -> int:
+        """The epoch of the last checkpoint."""
+        return self.read_tensors("checkpoint.safetensors")[1]["epoch"]
 
     def write_json(self, name: str, content: object) -> None:
         """Write a JSON file."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,34 +13,42 @@ from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
+from snarenet.training.muon import Muon
 
 
 class Totals:
-    """What an epoch adds up, on the device, so that nobody waits for it step by step."""
+    """What an epoch adds up, seed by seed, on the device, so that nobody waits for it step by step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # samples, loss, objective, failures
-        self.most = torch.zeros(1, dtype=torch.float64, device=device)  # violation
-        self.steps: list[Tensor] = []  # most steps of each batch
+    def __init__(self, device: torch.device, seeds: int = 1) -> None:
+        self.sums = torch.zeros(seeds, 6, dtype=torch.float64, device=device)
+        self.most = torch.zeros(seeds, dtype=torch.float64, device=device)  # violation
+
+    def clear(self) -> None:
+        """Begin anew, in the same tensors: a recording writes to them."""
+        self.sums.zero_()
+        self.most.zero_()
 
     def add(self, loss: Tensor, outcome: Outcome) -> None:
         """Count a batch; `loss` (B,) is that of its samples."""
-        failed = (~outcome.converged).sum()
-        count = torch.full_like(failed, len(loss))
-        self.sums += torch.stack([count, loss.sum(), outcome.objective.sum(), failed]).detach()
-        if len(loss):  # a process's share of a small batch may be empty
-            self.most.copy_(torch.maximum(self.most, outcome.violation.max()))
-            self.steps.append(outcome.steps.max())
+        found = (loss, outcome.objective, ~outcome.converged, outcome.violation, outcome.steps)
+        loss, objective, failed, violation, steps = (t.detach().unflatten(0, (len(self.sums), -1)) for t in found)
+        if not loss.numel():  # a process's share of a small batch may be empty
+            return
+        kinds = (torch.ones_like(loss), loss, objective, failed)
+        batches = torch.ones_like(self.most)
+        self.sums += torch.stack([*(kind.sum(1) for kind in kinds), steps.amax(1), batches], 1)
+        self.most.copy_(torch.maximum(self.most, violation.amax(1)))
 
-    def line(self, group: Group) -> dict[str, float]:
-        """The numbers of the epoch."""
-        count, loss, objective, failed = group.total(self.sums).tolist()
+    def line(self, group: Group, seed: int = 0) -> dict[str, float]:
+        """The numbers of the epoch, of the seed with this place in the stack; `steps` is the mean of batch maxima."""
+        steps, batches = self.sums[seed, 4:].tolist()
+        count, loss, objective, failed = group.total(self.sums[seed, :4].clone()).tolist()
         return {
             "loss": loss / count,
             "objective": objective / count,
-            "violation": group.total(self.most, largest=True).item(),
+            "violation": group.total(self.most[seed].clone(), largest=True).item(),
             "failed": failed / count,
-            "steps": torch.stack(self.steps).double().mean().item() if self.steps else 0.0,
+            "steps": steps / max(batches, 1),
         }
 
 
@@ -52,29 +60,51 @@ class Stepper:
         problem: what it is trained on.
         config: weights of the loss, clipping.
         group: the processes that train together.
+        seeds: how many models `model` is a stack of, see `seeds.py`; a batch has samples for each of them.
     """
 
-    def __init__(self, model: ConstrainedModel, problem: Problem, config: TrainConfig, group: Group) -> None:
-        self.model, self.problem, self.config, self.group = model, problem, config, group
+    def __init__(
+        self, model: ConstrainedModel, problem: Problem, config: TrainConfig, group: Group, seeds: int = 1
+    ) -> None:
+        self.model, self.problem, self.config, self.group, self.seeds = model, problem, config, group, seeds
         soft = SoftLayer(model.layer.constraints, tol=config.tol, on_failure="ignore")
         self.unrepaired = ConstrainedModel(model.net, soft)  # for epochs that leave predictions as they are
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizers = _optimizers(model, self.parameters, config)
-        on_gpu = problem.inputs.device.type == "cuda"
-        self.records = config.record > 0 and on_gpu and group.size == 1 and model.layer.recordable
+        device = problem.inputs.device
+        self.totals = Totals(device, seeds)
+        self.records = config.record > 0 and device.type == "cuda" and group.size == 1 and model.layer.recordable
+        self.lr = torch.tensor(config.lr, device=device)  # a tensor: a recording reads it
+        self.optimizers = _optimizers(model, self.parameters, config, seeds, self.lr if self.records else config.lr)
         self._recorded: dict[str, _Recording] = {}
+        self._update: torch.cuda.CUDAGraph | None = None
+        self._updates = 0
 
-    def __call__(self, x: Tensor, relax: float | Tensor, soft: bool, lr: float, totals: Totals) -> None:
-        """One step on the batch x at the learning rate lr."""
+    def __call__(self, x: Tensor, relax: float | Tensor, soft: bool, lr: float) -> None:
+        """One step on the batch x at the learning rate lr; `relax` is a number, (rows,), or (seeds, rows)."""
         recording = self._recording(x, relax, soft) if self.records else None
-        loss, outcome = self.differentiate(x, relax, soft) if recording is None else recording.replay(x, relax)
-        totals.add(loss, outcome)
+        if recording is None:
+            self.differentiate(x, relax, soft)
+        else:
+            recording.replay(x, relax)
         self.group.add_gradients(self.parameters)
+        self.lr.fill_(lr)
+        if self.records and self._updates:  # the first update has made the optimizers' tensors
+            if self._update is None:
+                self._update = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._update):
+                    self.update()
+            self._update.replay()
+        else:
+            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+                group["lr"] = self.lr if isinstance(group["lr"], Tensor) else lr
+            self.update()
+        self._updates += 1
+
+    def update(self) -> None:
+        """Move the parameters along their gradients."""
         if self.config.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+            _clip(self.parameters, self.config.clip, self.seeds)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
             optimizer.step()
 
     def _recording(self, x: Tensor, relax: float | Tensor, soft: bool) -> _Recording | None:
@@ -89,30 +119,36 @@ class Stepper:
                 return None
         return self._recorded[kind]
 
-    def differentiate(self, x: Tensor, relax: float | Tensor, soft: bool) -> tuple[Tensor, Outcome]:
-        """Set the gradients of the loss on this process's share of x: (the loss of every sample, the outcome)."""
+    def differentiate(self, x: Tensor, relax: float | Tensor, soft: bool) -> None:
+        """Set the gradients of the loss on this process's share of x, and add the batch to the totals."""
         config, mine = self.config, self.group.share(x)
         model = self.unrepaired if soft else self.model
+        size = len(x) // self.seeds  # of the batch of one seed
+        if isinstance(relax, Tensor) and self.seeds > 1:
+            relax = relax.repeat_interleave(size, 0)
         outcome = self.problem.run(model, mine, relax if isinstance(relax, Tensor) else None)
         loss = outcome.cost + config.penalty * outcome.penalty + config.proximity * outcome.distance
-        total = loss.sum() / len(x) if config.reduction == "mean" else loss.sum()
+        total = loss.sum() / size if config.reduction == "mean" else loss.sum()
         for parameter in self.parameters:
             if parameter.grad is not None:  # kept, not freed: a recording writes to it
                 parameter.grad.zero_()
         total.backward()
-        return loss.detach(), Outcome(*(tensor.detach() for tensor in outcome))
+        self.totals.add(loss, outcome)
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimizers' tensors, by name."""
+    def state(self, seed: int = 0) -> dict[str, Tensor]:
+        """The optimizers' tensors, by name, of the seed with this place in the stack."""
         return {
-            f"{k}.{i}.{name}": tensor
+            f"{k}.{i}.{name}": tensor[seed] if self.seeds > 1 and tensor.ndim else tensor
             for k, optimizer in enumerate(self.optimizers)
             for i, entry in optimizer.state_dict()["state"].items()
             for name, tensor in entry.items()
         }
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` gave."""
+    def load_state(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """Restore what `state` gave for each seed."""
+        tensors = states[0]
+        if self.seeds > 1:  # numbers, such as AdamW's count of steps, are those of all
+            tensors = {key: torch.stack([s[key] for s in states]) if t.ndim else t for key, t in tensors.items()}
         for k, optimizer in enumerate(self.optimizers):
             entries: dict[int, dict[str, Tensor]] = {}
             for key, tensor in tensors.items():
@@ -124,18 +160,31 @@ class Stepper:
 
 
 def _optimizers(
-    model: ConstrainedModel, parameters: list[torch.nn.Parameter], config: TrainConfig
+    model: ConstrainedModel, parameters: list[torch.nn.Parameter], config: TrainConfig, seeds: int, lr: float | Tensor
 ) -> list[torch.optim.Optimizer]:
-    """AdamW, and, if so configured, Muon for the matrices of the network."""
-    decay = config.weight_decay
-    matrices = [p for p in model.net.parameters() if p.requires_grad and p.ndim == 2 and config.optimizer == "muon"]
+    """AdamW, and, if so configured, Muon for the matrices of the network; a tensor `lr` is for recording them."""
+    ndim = 2 if seeds == 1 else 3
+    matrices = [p for p in model.net.parameters() if p.requires_grad and p.ndim == ndim and config.optimizer == "muon"]
     others = [p for p in parameters if not any(p is matrix for matrix in matrices)]
+    decay, recorded = config.weight_decay, isinstance(lr, Tensor)
     found: list[torch.optim.Optimizer] = []
     if others:
-        found.append(torch.optim.AdamW(others, lr=config.lr, weight_decay=decay))
+        found.append(torch.optim.AdamW(others, lr=lr, weight_decay=decay, capturable=recorded))
     if matrices:
-        found.append(torch.optim.Muon(matrices, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        found.append(Muon(matrices, lr=lr, weight_decay=decay))
     return found
+
+
+def _clip(parameters: list[torch.nn.Parameter], limit: float, seeds: int) -> None:
+    """Shorten the gradient of each seed to the norm `limit`, if it is longer."""
+    if seeds == 1:
+        torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factors = (limit / (norms + 1e-6)).clamp(max=1)  # as PyTorch does it
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
 
 class _Recording:
@@ -143,7 +192,8 @@ class _Recording:
 
     def __init__(self, stepper: Stepper, x: Tensor, relax: float | Tensor, soft: bool) -> None:
         self.x, self.relax = x.clone(), relax.clone() if isinstance(relax, Tensor) else relax
-        state = copy.deepcopy(stepper.model.state_dict())
+        noted = [*stepper.model.state_dict().values(), stepper.totals.sums, stepper.totals.most]
+        before = [tensor.clone() for tensor in noted]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -152,16 +202,14 @@ class _Recording:
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.result = stepper.differentiate(self.x, self.relax, soft)
-        with torch.no_grad():  # undo what batch norm noted, in place: the graph knows these tensors
-            for name, tensor in stepper.model.state_dict().items():
-                tensor.copy_(state[name])
+            stepper.differentiate(self.x, self.relax, soft)
+        with torch.no_grad():  # undo what batch norm and the totals noted, in place: the graph knows these tensors
+            for tensor, old in zip(noted, before, strict=True):
+                tensor.copy_(old)
 
-    def replay(self, x: Tensor, relax: float | Tensor) -> tuple[Tensor, Outcome]:
-        """Loss and gradients of other inputs; what it returns is overwritten by the next."""
+    def replay(self, x: Tensor, relax: float | Tensor) -> None:
+        """Loss and gradients of other inputs."""
         self.x.copy_(x)
         if isinstance(relax, Tensor) and isinstance(self.relax, Tensor):
             self.relax.copy_(relax)
         self.graph.replay()
-        loss, outcome = self.result
-        return loss, outcome._replace(steps=outcome.steps.clone())

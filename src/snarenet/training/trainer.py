@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem
-from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.evaluate import at, evaluate
 from snarenet.training.progress import Callback, pretraining, progress
 from snarenet.training.run import Run, RunError, default_folder
-from snarenet.training.step import Stepper, Totals
+from snarenet.training.seeds import cannot_stack, stack, windows
+from snarenet.training.step import Stepper
 
 
 class Trainer:
@@ -57,57 +58,121 @@ class Trainer:
         group = Group.join(problem.inputs.device)
         if group.size > 1 and resume is None and self.out is None:
             raise ValueError("give `out` under torchrun: all processes must know the run folder")
-        out = resume or self.out or default_folder(problem)
-        if resume is None and group.leads:
-            Run.create(out, self.config, problem)
+        run = self._open(resume or self.out or default_folder(problem), self.config, problem, group, resume is not None)
+        self._train([run], [model], problem, group, resume is not None)
+        return run
+
+    def fit_seeds(
+        self,
+        seeds: Sequence[int],
+        problem: Problem,
+        folders: Sequence[str | Path] | None = None,
+        *,
+        resume: bool = False,
+    ) -> list[Run]:
+        """Train a model of the configuration for each seed, all at once: their weights are stacked.
+
+        Each run is what `fit` makes of its seed, up to rounding, except that dropout draws other numbers, and that
+        `seconds` in its metrics counts the time of all. Where seeds cannot be stacked, they are trained one after the
+        other, with a warning that says why. Callbacks are called with the line of every seed.
+
+        Args:
+            seeds: the seeds, all different; `config.seed` does not count.
+            problem: the problem.
+            folders: a run folder for each seed; seed0, seed1, ... in the folder `out` unless given.
+            resume: go on with the runs that have a checkpoint, and begin the others anew.
+        """
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError(f"`seeds` must be one or more different numbers, but got {list(seeds)}")
+        if folders is None:
+            parent = Path(self.out or default_folder(problem))
+            folders = [parent / f"seed{seed}" for seed in seeds]
+        if len(folders) != len(seeds):
+            raise ValueError(f"`folders` must name a folder for each of {len(seeds)} seeds, but got {len(folders)}")
+        group = Group.join(problem.inputs.device)
+        if group.size > 1:
+            raise ValueError("`fit_seeds` trains in one process: under torchrun use `fit`")
+        configs = [self.config.replace(seed=seed) for seed in seeds]
+        models = [config.build(problem) for config in configs]
+        reason = cannot_stack(models[0], problem)
+        if reason and len(seeds) > 1:
+            warnings.warn(f"the seeds are trained one after the other, since {reason}", stacklevel=2)
+        runs: list[Run] = []
+        together: dict[tuple[int, int], list[int]] = {}  # runs that were cut off at different epochs part
+        for k, (folder, config) in enumerate(zip(folders, configs, strict=True)):
+            begun = resume and Run.begun(folder)
+            runs.append(self._open(folder, config, problem, group, begun))
+            epoch = runs[k].saved_epoch() if begun else -1
+            together.setdefault((epoch, k if reason else 0), []).append(k)
+        for (epoch, _), some in together.items():
+            self._train([runs[k] for k in some], [models[k] for k in some], problem, group, epoch >= 0)
+        return runs
+
+    def _open(self, out: str | Path, config: TrainConfig, problem: Problem, group: Group, resume: bool) -> Run:
+        """The run in a folder: a new one, or one to go on with."""
+        if not resume and group.leads:
+            Run.create(out, config, problem)
         group.wait()
         run = Run.open(out)
-        if resume is not None:
-            run.resume(self.config, problem)
+        if resume:
+            run.resume(config, problem)
             if group.leads:
                 run.write_config()
+        run.config = config
+        return run
+
+    def _train(
+        self, runs: list[Run], models: list[ConstrainedModel], problem: Problem, group: Group, resume: bool
+    ) -> None:
+        """Train the models of these runs, which differ in their seeds alone, all at once."""
+        config = runs[0].config
+        seeds = ", ".join(str(run.config.seed) for run in runs)
+        title = f"{problem.name or 'training'} · {models[0].layer.title} · seed{'s' * (len(runs) > 1)} {seeds}"
         with torch.random.fork_rng():  # dropout draws from the global numbers: leave the user's alone
-            torch.manual_seed(self.config.seed)
-            session = _Session(self.config, run, model, problem, group)
-            if resume is not None:
+            torch.manual_seed(config.seed)
+            session = _Session(config, runs, models, problem, group)
+            if resume:
                 session.load()
             else:
                 session.prepare(self.quiet or not group.leads)
-            self._train(session)
-        return run
-
-    def _train(self, session: _Session) -> None:
-        config, run, group = self.config, session.run, session.group
-        title = f"{session.problem.name or 'training'} · {session.model.layer.title} · seed {config.seed}"
-        saved = time.monotonic()
-        with progress(config.epochs, session.epoch, title) as show:
-            for line in session.epochs(self.reference):
-                last = session.epoch == config.epochs
-                if not group.leads:
-                    continue
-                run.log(line)
-                for callback in (*self.callbacks, *([] if self.quiet else [show])):
-                    callback(line)
-                if last or time.monotonic() - saved >= config.checkpoint_seconds:
-                    session.save()
-                    saved = time.monotonic()
-        session.finish()
+            saved = time.monotonic()
+            with progress(config.epochs, session.epoch, title) as show:
+                for lines in session.epochs(self.reference):
+                    last = session.epoch == config.epochs
+                    if not group.leads:
+                        continue
+                    for run, line in zip(runs, lines, strict=True):
+                        run.log(line)
+                        for callback in self.callbacks:
+                            callback(line)
+                    if not self.quiet:
+                        show(lines[0])
+                    if last or time.monotonic() - saved >= config.checkpoint_seconds:
+                        session.save()
+                        saved = time.monotonic()
+            session.finish()
 
 
 class _Session:
-    """A training run in progress: all its state."""
+    """Training in progress: all its state, of one run or of several whose models are stacked."""
 
-    def __init__(self, config: TrainConfig, run: Run, model: ConstrainedModel, problem: Problem, group: Group) -> None:
-        self.config, self.run, self.model, self.problem, self.group = config, run, model, problem, group
+    def __init__(
+        self, config: TrainConfig, runs: list[Run], models: list[ConstrainedModel], problem: Problem, group: Group
+    ) -> None:
+        self.config, self.runs, self.problem, self.group = config, runs, problem, group
+        self.model = stack(models)
+        self.models = windows(self.model)
         self.data = problem.split("train")
         self.device = self.data.device
-        self.stepper = Stepper(model, problem, config, group)
-        self.generator = torch.Generator(self.device).manual_seed(config.seed)
-        self.relaxation: AdaptiveRelaxation = config.build_relaxation()
+        self.stepper = Stepper(self.model, problem, config, group, len(runs))
+        self.generators = [torch.Generator(self.device).manual_seed(run.config.seed) for run in runs]
+        self.relaxations = [config.build_relaxation() for _ in runs]
         averaging = get_ema_multi_avg_fn(config.average) if config.average else None
-        self.average = AveragedModel(model, multi_avg_fn=averaging, use_buffers=False) if averaging else None
+        self.average = AveragedModel(self.model, multi_avg_fn=averaging, use_buffers=False) if averaging else None
+        # what is evaluated: the models, or their running averages
+        self.best = self.models if self.average is None else windows(self.average.module)  # pyright: ignore
         self.epoch, self.seconds = 0, 0.0
-        group.broadcast(model.state_dict().values())
+        group.broadcast(self.model.state_dict().values())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -124,104 +189,113 @@ class _Session:
         begin = time.perf_counter()
         with pretraining(layer.title, quiet) as show:
             layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
-        if self.config.relaxation == "adarel":
-            self.relaxation.measure(self.model, self.data)
-        self.group.broadcast([*self.model.layer.state_dict().values(), self.relaxation.initial])
+        for relaxation, model in zip(self.relaxations, self.models, strict=True):
+            if self.config.relaxation == "adarel":
+                relaxation.measure(model, self.data)
+            self.group.broadcast([relaxation.initial])
+        self.group.broadcast(self.model.layer.state_dict().values())
         self.seconds = time.perf_counter() - begin
         if self.group.leads:
             self.save()
 
-    def epochs(self, reference: Tensor | None) -> Iterator[dict[str, Any]]:
-        """Train to the end; gives the metrics of each epoch after it."""
+    def epochs(self, reference: Tensor | None) -> Iterator[list[dict[str, Any]]]:
+        """Train to the end; gives the metrics of each epoch after it, a line for every run."""
         while self.epoch < self.config.epochs:
             begin = time.perf_counter()
-            line = self._epoch()
+            found = self._epoch()
             self.epoch += 1
             self.seconds += time.perf_counter() - begin  # of training alone
-            line = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch, **line, "seconds": self.seconds}
+            done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
+            lines = [{**done, **line, "seconds": self.seconds} for line in found]
             if self.epoch % self.config.validate_every == 0 or self.epoch == self.config.epochs:
-                line["valid"] = evaluate(self.best, self.problem, "valid", reference=reference, timed=False).summary
-            yield line
+                for line, model in zip(lines, self.best, strict=True):
+                    line["valid"] = evaluate(model, self.problem, "valid", reference=reference, timed=False).summary
+            yield lines
 
-    @property
-    def best(self) -> ConstrainedModel:
-        """What is evaluated: the model, or its running average."""
-        return self.model if self.average is None else self.average.module  # pyright: ignore
-
-    def _epoch(self) -> dict[str, Any]:
+    def _epoch(self) -> list[dict[str, Any]]:
         config, soft = self.config, self.config.relaxation == "soft" and self.epoch < self.config.relaxed_epochs
-        relax = self.relaxation.to(self.device).at(self.epoch)
+        each = [relaxation.to(self.device).at(self.epoch) for relaxation in self.relaxations]
+        tensors = [one for one in each if isinstance(one, Tensor)]  # of all runs or of none
+        relax = torch.stack(tensors) if len(tensors) > 1 else each[0]
         step, steps = self.epoch * self.steps_per_epoch, config.epochs * self.steps_per_epoch
-        totals, lr = Totals(self.device), 0.0
+        totals, lr = self.stepper.totals, 0.0
+        totals.clear()
         self.model.train()
         layer = self.model.layer
         tol, most = (config.tol, config.max_steps) if config.method == "snare" else (layer.tol, layer.max_steps)
         with at(layer, tol, config.record if self.stepper.records else most, "ignore"):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
-                self.stepper(x, relax, soft, lr, totals)
+                self.stepper(x, relax, soft, lr)
                 if self.average is not None:
                     self.average.update_parameters(self.model)
-        largest = relax.max().item() if isinstance(relax, Tensor) else relax
-        return {**totals.line(self.group), "relax": largest, "lr": lr}
+        largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]
+        return [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
 
     def _batches(self) -> Iterator[Tensor]:
-        """The inputs of an epoch, the same in all processes."""
+        """The inputs of an epoch, those of each run in its own order; the same in all processes."""
         batch, count = self.config.batch, self.steps_per_epoch
         if self.config.fresh:
             for _ in range(count):
-                yield self.problem.sample(batch, self.generator)
+                yield torch.cat([self.problem.sample(batch, generator) for generator in self.generators])
             return
-        order = torch.randperm(len(self.data), generator=self.generator, device=self.device)
+        size = len(self.data)
+        order = torch.stack([torch.randperm(size, generator=g, device=self.device) for g in self.generators])
         if self.stepper.records:  # a recording has one size: fill the last batch up from the first
-            order = torch.cat([order, order])[: count * batch]
-        for index in order.split(batch):
-            yield self.data[index]
+            order = torch.cat([order, order], 1)[:, : count * batch]
+        for index in order.split(batch, 1):
+            yield self.data[index.flatten()]
 
     def save(self) -> None:
-        """Write a checkpoint."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in self.stepper.state().items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": tensor for name, tensor in self.best.state_dict().items()}
-            tensors["averaged"] = self.average.n_averaged
-        tensors["relaxation"] = self.relaxation.initial
-        tensors["generator"] = self.generator.get_state()
-        tensors["random"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
-        state = {"epoch": self.epoch, "seconds": self.seconds, "fingerprint": self.run.fingerprint}
-        self.run.write_tensors("checkpoint.safetensors", tensors, state)
+        """Write a checkpoint of every run, which can go on with the others or alone."""
+        for k, run in enumerate(self.runs):
+            tensors = {f"model.{name}": tensor for name, tensor in self.models[k].state_dict().items()}
+            tensors |= {f"optimizer.{name}": tensor for name, tensor in self.stepper.state(k).items()}
+            if self.average is not None:
+                tensors |= {f"average.{name}": tensor for name, tensor in self.best[k].state_dict().items()}
+                tensors["averaged"] = self.average.n_averaged
+            tensors["relaxation"] = self.relaxations[k].initial
+            tensors["generator"] = self.generators[k].get_state()
+            tensors["random"] = torch.get_rng_state()
+            if self.device.type == "cuda":
+                tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
+            state = {"epoch": self.epoch, "seconds": self.seconds, "fingerprint": run.fingerprint}
+            run.write_tensors("checkpoint.safetensors", tensors, state)
 
     def load(self) -> None:
-        """Go on from the last checkpoint."""
-        tensors, state = self.run.read_tensors("checkpoint.safetensors")
-        if state.get("fingerprint") != self.run.fingerprint:
-            raise RunError(f"{self.run.path / 'checkpoint.safetensors'} belongs to another run")
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-        self.model.load_state_dict(part("model."))
-        self.stepper.load_state(part("optimizer."))
-        if self.average is not None:
-            self.best.load_state_dict(part("average."))
-            self.average.n_averaged.copy_(tensors["averaged"])
-        self.relaxation.initial = tensors["relaxation"]
-        self.generator.set_state(tensors["generator"])
-        torch.set_rng_state(tensors["random"])
-        if "random_cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
-        self.epoch, self.seconds = state["epoch"], state["seconds"]
-        if self.group.leads:
-            self.run.rewind(self.epoch)
+        """Go on from the last checkpoints, all of the same epoch."""
+        optimizers = []
+        for k, run in enumerate(self.runs):
+            tensors, state = run.read_tensors("checkpoint.safetensors")
+            if state.get("fingerprint") != run.fingerprint:
+                raise RunError(f"{run.path / 'checkpoint.safetensors'} belongs to another run")
+            self.models[k].load_state_dict(_part(tensors, "model."))
+            optimizers.append(_part(tensors, "optimizer."))
+            if self.average is not None:
+                self.best[k].load_state_dict(_part(tensors, "average."))
+                self.average.n_averaged.copy_(tensors["averaged"])
+            self.relaxations[k].initial = tensors["relaxation"]
+            self.generators[k].set_state(tensors["generator"])
+            torch.set_rng_state(tensors["random"])
+            if "random_cuda" in tensors and self.device.type == "cuda":
+                torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
+            self.epoch, self.seconds = state["epoch"], state["seconds"]
+            if self.group.leads:
+                run.rewind(self.epoch)
+        self.stepper.load_state(optimizers)
         self.group.wait()
 
     def finish(self) -> None:
-        """Leave the trained weights in the model, and on disk."""
-        if self.average is not None:
-            self.model.load_state_dict(self.best.state_dict())
-        self.model.eval()
-        if self.group.leads:
-            self.run.write_tensors("model.safetensors", self.model.state_dict())
+        """Leave the trained weights in the models, and on disk."""
+        for run, model, best in zip(self.runs, self.models, self.best, strict=True):
+            if self.average is not None:
+                model.load_state_dict(best.state_dict())
+            model.eval()
+            if self.group.leads:
+                run.write_tensors("model.safetensors", model.state_dict())
         self.group.wait()
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,304 @@
+"""Speed and memory of one repair, forward plus backward, against the authors' layer; all in one run, outputs compared.
+
+Starts are C^+ x + 0.5 N(0, I) on the paper's test inputs. Memory is what one pass adds at its peak: on a GPU to what
+stays there between passes ("kept": cached matrices, recorded graphs), on a CPU to the resident size of a new process,
+cached matrices included. "Difference" is the largest relative one, in value and gradient, from what the row must equal
+after the same steps: the authors' layer, or, if recorded, the same repair without a recording.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snarenet.bench.authors import repair_as_authors
+from snarenet.bench.common import Table, command_line, hardware, median_ms, peak_growth_mib, start
+from snarenet.constraints import Linear, Nonlinear, Quadratic, Stack
+from snarenet.layers import SnareLayer
+from snarenet.problems import Problem, load
+from snarenet.processes import scatter
+from snarenet.repair import repair
+from snarenet.solution import Solution
+
+TOL = 1e-8
+COLUMNS = "problem, method", "batch", "steps", "ms", "times faster", "MiB", "kept MiB", "violation", "difference"
+
+# (y, x) -> the repaired y and its steps, of each sample or of all: nobody waits for a GPU to count them
+Repair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]
+_NO_SIZES: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something to measure.
+
+    Attributes:
+        name: the method.
+        problem: the family.
+        batch: how many predictions are repaired.
+        build: makes the repair for a problem.
+        like: makes what it must equal, if anything.
+        repeats: passes on the clock.
+        sizes: arguments of the family.
+        backward: differentiate, too.
+    """
+
+    name: str
+    problem: str
+    batch: int
+    build: Callable[..., Repair]
+    like: Callable[..., Repair] | None = None
+    repeats: int = 9
+    sizes: dict[str, int] | None = None
+    backward: bool = True
+
+    @property
+    def title(self) -> str:
+        """The problem with its sizes, and what is done with it."""
+        sizes = map(str, (self.sizes or _NO_SIZES).values())
+        return " ".join([self.problem, *sizes]) + ("" if self.backward else ", forward only")
+
+
+def ours(problem: Problem, steps: int | None = None, **options: Any) -> Repair:
+    """`repair` with these options, to the tolerance, or with a fixed number of steps."""
+    stop: dict[str, Any] = {"tol": TOL, "max_steps": 200} if steps is None else {"tol": 0.0, "max_steps": steps}
+
+    return lambda y, x: _pair(repair(problem.constraints, y, x, **stop, **options))
+
+
+def recorded(problem: Problem, record: int, **options: Any) -> Repair:
+    """A `SnareLayer` with these options, recorded into a CUDA graph."""
+    layer = SnareLayer(problem.constraints, tol=TOL, max_steps=200, record=record, on_failure="ignore", **options)
+    return lambda y, x: _pair(layer.solve(y, x))
+
+
+def authors(problem: Problem, steps: int | None = None) -> Repair:
+    """The authors' layer."""
+    return lambda y, x: repair_as_authors(
+        problem.constraints, y, x, 0.01, TOL if steps is None else 0.0, 200 if steps is None else steps
+    )
+
+
+def as_function(problem: Problem) -> Repair:
+    """QCQP given as one plain function, its Jacobian left to torch.func."""
+    H, G, A, h = _quadratic(problem)
+
+    def value(y: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([y.square() @ H.T + y @ G.T, y @ A.T], 1)
+
+    constraints = Nonlinear(
+        value,
+        rows=len(H) + len(A),
+        lower=lambda x: torch.cat([torch.full((len(x), len(H)), -torch.inf, dtype=x.dtype, device=x.device), x], 1),
+        upper=lambda x: torch.cat([h.expand(len(x), -1), x], 1),
+    )
+    return lambda y, x: _pair(repair(constraints, y, x, tol=TOL))
+
+
+def enforce(problem: Problem) -> Repair:
+    """enforce-nn's projection, Newton on equalities and Fischer-Burmeister complementarity, with our Jacobian."""
+    from enforce.core.config import ENFORCEConfig
+    from enforce.core.model import ENFORCE
+
+    H, G, A, h = _quadratic(problem)
+    n, m, eps = problem.size, len(H), 1e-8
+
+    def parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, multipliers = z[:, :n], z[:, n:]
+        slack = y.square() @ H.T + y @ G.T - h
+        return slack, multipliers, torch.sqrt(multipliers**2 + slack**2 + eps)
+
+    def residual(x: Tensor, z: Tensor) -> Tensor:
+        slack, multipliers, root = parts(z)
+        return torch.cat([z[:, :n] @ A.T - x, root - multipliers + slack], 1)
+
+    def jacobian(z: Tensor) -> Tensor:
+        slack, multipliers, root = parts(z)
+        inner = (2 * z[:, None, :n] * H + G) * (slack / root + 1).unsqueeze(2)
+        bottom = torch.cat([inner, torch.diag_embed(multipliers / root - 1)], 2)
+        top = torch.cat([A.expand(len(z), -1, -1), A.new_zeros(len(z), len(A), m)], 2)
+        return torch.cat([top, bottom], 1)
+
+    def run(y: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        one, zero = torch.ones(1), torch.zeros(1)
+        config = ENFORCEConfig(input_neurons=x.shape[1], output_neurons=n + m, max_it=100)
+        layer = ENFORCE((zero, one), (zero, one), residual, config, weighting_option=1, jac=jacobian)
+        z = torch.cat([y, y.new_zeros(len(y), m)], 1)
+        layer.compute_dc_dy(x, z)
+        z = layer.project(x, z)
+        layer.nc = m + len(A)
+        z, steps = layer.ada_np(x, z, tolerance_mode="max", tolerance_value=TOL)
+        return z[:, :n], steps
+
+    return run
+
+
+def _quadratic(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """H, G, A and h of QCQP."""
+    assert isinstance(problem.constraints, Stack)
+    quadratic, linear = problem.constraints.parts
+    assert isinstance(quadratic, Quadratic)
+    assert isinstance(linear, Linear)
+    found = quadratic.H, quadratic.G, linear.A, quadratic.limit.upper
+    H, G, A, h = (tensor for tensor in found if isinstance(tensor, Tensor))
+    return H, G, A, h
+
+
+def _pair(solution: Solution) -> tuple[Tensor, Tensor]:
+    return solution.value, solution.steps
+
+
+_AUTHORS, _SAME = "textbook, damping 0.01", "snarenet, all rows, damping 0.01"
+_constant = partial(ours, rows="all", damping=0.01)
+
+
+def rows_for(device: torch.device) -> list[Row]:
+    """What is measured on a device."""
+    return _on_gpu() if device.type == "cuda" else _on_cpu()
+
+
+def _on_cpu() -> list[Row]:
+    rows = [
+        Row(_AUTHORS, "nclp", 200, authors, repeats=3),
+        Row(_SAME, "nclp", 200, _constant, authors, 21),
+        Row("snarenet, defaults", "nclp", 200, ours, repeats=21),
+        Row(_AUTHORS, "qcqp", 100, authors, repeats=3),
+        Row(_SAME, "qcqp", 100, _constant, authors),
+        Row("snarenet, defaults", "qcqp", 100, ours),
+        Row("snarenet, defaults, as one function", "qcqp", 100, as_function),
+    ]
+    if importlib.util.find_spec("enforce"):
+        rows.append(Row("enforce-nn 1.0.4", "qcqp", 100, enforce, repeats=3))
+    return rows
+
+
+def _on_gpu() -> list[Row]:
+    def block(problem: str, batch: int, record: int, record_same: int, *sizes: int) -> list[Row]:
+        named = dict(zip(("size", "inequalities", "equalities"), sizes, strict=False)) or None
+        shared = {"sizes": named, "problem": problem, "batch": batch}
+        compared = not sizes and batch <= 200  # once for each family is enough
+        return [
+            Row(_AUTHORS, build=authors, repeats=3, **shared),
+            Row(_SAME, build=_constant, like=authors if compared else None, **shared),
+            Row(
+                f"{_SAME}, recorded",
+                build=partial(recorded, record=record_same, rows="all", damping=0.01),
+                like=_constant if compared else None,
+                **shared,
+            ),
+            Row("snarenet, defaults", build=ours, **shared),
+            Row(
+                "snarenet, defaults, recorded",
+                build=partial(recorded, record=record),
+                like=ours if compared else None,
+                **shared,
+            ),
+        ]
+
+    rows = [
+        *block("nclp", 200, 40, 60),
+        *block("nclp", 200, 20, 20, 500, 450, 50),
+        *block("nclp", 200, 28, 16, 1000, 950, 50),
+        *block("qcqp", 100, 20, 80),
+        *block("qcqp", 833, 20, 80),
+        *block("qcqp", 100, 24, 190, 100, 100, 50),
+    ]
+    for problem, record in {"nclp": 40, "qcqp": 20}.items():
+        rows.append(Row("snarenet, defaults", problem, 833, ours, backward=False))
+        rows.append(Row("snarenet, defaults, recorded", problem, 833, partial(recorded, record=record), backward=False))
+    return rows
+
+
+def measure(device: torch.device, out: Path, rows: Sequence[Row] | None = None) -> Table:
+    """Measure these rows, the usual ones unless given; the first of a problem is what the others are compared with."""
+    lines: list[list[Any]] = []
+    baseline: dict[tuple[str, int], float] = {}
+    for row in rows_for(device) if rows is None else rows:
+        steps, ms, memory, kept, violation, difference = _measured(row, device)
+        first = baseline.setdefault((row.title, row.batch), ms)
+        label = f"{row.title}: {row.name}"
+        lines.append([label, row.batch, steps, ms, first / ms, memory, kept, violation, difference])
+        print(*lines[-1], sep=" | ", file=sys.stderr, flush=True)
+    title = f"One repair to a violation of {TOL:g}, forward and backward"
+    return Table(title, COLUMNS, lines, command_line("repair", device), hardware(device))
+
+
+def _measured(row: Row, device: torch.device) -> tuple[int, float, float | None, float | None, float, float | None]:
+    """Steps, milliseconds, MiB, MiB kept, violation and difference of a row; the memory of the last one is free."""
+    gc.collect()
+    case = _Case(row, device)
+    _, _, steps, violation = case.outcome()
+    if not violation <= TOL * (1 + 1e-6):  # rounding aside
+        raise RuntimeError(f"{row.title}: {row.name} leaves a violation of {violation:.1e} instead of {TOL:g}")
+    ms, memory, kept = case.timed()
+    if device.type == "cpu":
+        ((_, memory),) = scatter(_peak_mib, {row.name: row}, 1)
+    return steps, ms, memory, kept, violation, _difference(row, steps, device)
+
+
+class _Case:
+    """A row's problem, predictions and inputs on a device, and its repair; `options` are those of `build`."""
+
+    def __init__(self, row: Row, device: torch.device, build: Callable[..., Repair] | None = None, **options: Any):
+        self.row, self.device = row, device
+        self.problem = load(row.problem, **(row.sizes or _NO_SIZES)).to(device)
+        self.y, self.x = start(self.problem, 0.5, row.batch)
+        self.y.requires_grad_(row.backward)
+        self.idle = _allocated(device)
+        self.repair = (build or row.build)(self.problem, **options)
+
+    def step(self) -> tuple[Tensor, Tensor | int]:
+        """One pass: value and steps; the gradient is in `y.grad`."""
+        self.y.grad = None
+        with torch.set_grad_enabled(self.row.backward):
+            value, steps = self.repair(self.y, self.x)
+        if self.row.backward:
+            value.square().sum().backward()
+        return value.detach(), steps
+
+    def outcome(self) -> tuple[Tensor, Tensor, int, float]:
+        """Value, gradient, steps and violation."""
+        value, taken = self.step()
+        steps = taken if isinstance(taken, int) else int(taken.max())
+        violation = self.problem.constraints.violation(value, self.x).max().item()
+        return value, value if self.y.grad is None else self.y.grad, steps, violation
+
+    def timed(self) -> tuple[float, float | None, float | None]:
+        """Median milliseconds of a pass; on a GPU, MiB that it adds at its peak, and MiB that stay after it."""
+        if self.device.type == "cpu":
+            return median_ms(self.step, self.row.repeats), None, None
+        self.step()
+        self.y.grad = None
+        kept = _allocated(self.device) - self.idle
+        memory = peak_growth_mib(self.step, self.device)
+        return median_ms(self.step, self.row.repeats, self.device), memory, kept
+
+
+def _allocated(device: torch.device) -> float:
+    return torch.cuda.memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+
+
+def _peak_mib(row: Row) -> float:
+    """Growth of the peak resident size over one pass; for a new process."""
+    cpu = torch.device("cpu")
+    _Case(replace(row, batch=2), cpu).step()  # loads libraries, so that they do not count
+    case = _Case(row, cpu)
+    return peak_growth_mib(case.step)
+
+
+def _difference(row: Row, steps: int, device: torch.device) -> float | None:
+    """Largest relative difference in value and gradient from what the row must equal, after as many steps."""
+    if row.like is None:
+        return None
+    fixed = {} if "recorded" in row.name else {"steps": steps}
+    mine, theirs = (_Case(row, device, build, **fixed).outcome()[:2] for build in (row.build, row.like))
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(mine, theirs, strict=True))

@@ -1,0 +1,121 @@
+"""`FamilyItem`: what the three test tables of the paper, and their figure, have in common.
+
+Every method of the paper is trained by the recipe `paper` and by the recipe `best`, the methods that the paper leaves
+out by the latter. Ours is then tested at five tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from snarenet.experiments.budget import TOLERANCES, Budget
+from snarenet.experiments.item import Entry, Item, parity_remarks, together
+from snarenet.experiments.lab import Lab
+from snarenet.experiments.quantities import columns
+from snarenet.layers import METHODS
+from snarenet.report.plots import panels
+from snarenet.report.results import Row, Table
+
+FRESH = "SnareNet, fresh inputs"
+
+
+def at_tolerance(tol: float) -> str:
+    """The label of our row for a tolerance."""
+    return f"SnareNet, tol {tol:.0e}".replace("e-0", "e-")
+
+
+def title_of(method: str) -> str:
+    """The name of a method as the recipe `best` builds it."""
+    return "Soft + projection" if method == "soft" else METHODS[method].title
+
+
+class FamilyItem(Item):
+    """One family's test table.
+
+    Attributes:
+        family: the problem.
+        epochs: of the paper's runs.
+        rivals: methods of the paper's table.
+        others: methods that it leaves out, and that can handle the family.
+        keys: the quantities, in the paper's order.
+        main: the key of the quantity that parity is judged by, and its name.
+        paper: the paper's rows.
+    """
+
+    family: ClassVar[str]
+    epochs: ClassVar[int]
+    rivals: ClassVar[tuple[str, ...]]
+    others: ClassVar[tuple[str, ...]]
+    keys: ClassVar[tuple[str, ...]]
+    main: ClassVar[tuple[str, str]]
+    paper: ClassVar[Sequence[Row]]
+
+    def entries(self, budget: Budget, seeds: int) -> list[Entry]:
+        family, sizes = self.family, budget.sizes_of(self.family)
+        found = []
+        for method in self.rivals:
+            found.append(
+                Entry.make(
+                    title_of(method),
+                    "parity",
+                    family,
+                    lambda seed, m=method: budget.parity_config(family, seed, self.epochs, m),
+                    sizes,
+                    seeds,
+                )
+            )
+        for method in (*self.rivals, *self.others):
+            found.append(
+                Entry.make(
+                    title_of(method),
+                    "best",
+                    family,
+                    lambda seed, m=method: budget.best_config(family, seed, m),
+                    sizes,
+                    seeds,
+                )
+            )
+        found = [entry for entry in found if entry.jobs[0].config.method in budget.methods]
+        each = budget.each_tolerance and family == "ncqcqp"
+        for tol in TOLERANCES:
+            changes: dict[str, Any] = {"tol": tol} if each else {}
+            found += [
+                Entry.make(
+                    at_tolerance(tol),
+                    "parity",
+                    family,
+                    lambda seed, changes=changes: budget.parity_config(family, seed, self.epochs, **changes),
+                    sizes,
+                    seeds,
+                    tol,
+                ),
+                Entry.make(
+                    at_tolerance(tol), "best", family, lambda seed: budget.best_config(family, seed), sizes, seeds, tol
+                ),
+            ]
+        fresh = {"fresh": True, "weight_decay": 0.0}
+        found.append(
+            Entry.make(
+                FRESH, "best", family, lambda seed: budget.best_config(family, seed, **fresh), sizes, seeds, 1e-8
+            )
+        )
+        return found
+
+    def tables(self, lab: Lab) -> list[Table]:
+        rows = [lab.row(entry) for entry in self.entries(lab.budget, lab.seeds)]
+        note = (
+            "Rows marked paper are the paper's numbers, of its own machine. Errors, gaps and objectives have the units "
+            "of the problem; gmean is the geometric mean, max the largest over the test instances. Test time is that "
+            "of all test instances in one batch. One trained model is tested at all five tolerances."
+        )
+        return [Table("test", f"{self.title}: test instances", columns(*self.keys), together(self.paper, rows), note)]
+
+    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+        shown = ("gap_gmean", "objective", "ineq_gmean", "eq_gmean", "training", "gap_max", "ineq_max", "eq_max")
+        keys = [key for key in (*shown, "test_time") if key in self.keys]
+        caption = f"{self.title}: the metrics of the test table, mean and standard deviation over the seeds"
+        return [panels("metrics", caption, tables[0], keys)]
+
+    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
+        return parity_remarks(tables, *self.main) if lab.budget.name != "smoke" else []

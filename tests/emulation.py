@@ -1,0 +1,95 @@
+"""The CUDA kernels on a CPU: their sources compiled as C++, see emulation.h. Slow; for tests without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from snarenet.repair import curved, fused, kernels
+from snarenet.repair.kernels import nvrtc
+from snarenet.repair.kernels.nvrtc import Argument
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+class Emulation:
+    """Has the interface of `nvrtc.Kernels`."""
+
+    def __init__(self, name: str, options: Sequence[str], ran: list[str]) -> None:
+        self.library, self.ran = ctypes.CDLL(_build(name, tuple(options))), ran
+
+    def launch(self, name: str, blocks: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
+        self.ran.append(name)
+        values = [_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
+        answer = self.library.launch(name.encode(), blocks, threads, shared, pointers)
+        assert answer == 0, ("wrote beyond its shared memory", "no such kernel")[answer - 1]
+
+
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_double:
+    if isinstance(argument, Tensor):
+        assert argument.is_contiguous()
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_double(argument)
+
+
+@functools.cache
+def _build(name: str, options: tuple[str, ...]) -> str:
+    """The shared library of a source file, kept from one test run to the next."""
+    header, (common, source) = Path(__file__).with_suffix(".h"), nvrtc.sources(name)
+    text = b"".join(path.read_bytes() for path in (header, common, source))
+    key = hashlib.sha256(text + repr(options).encode()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"snarenet-emulation-{key}.so"
+    if not library.exists():
+        code = source.read_text()
+        names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(', code)
+        names += [f"{base}{s}" for base in re.findall(r"(\w+)##S\(", code) for s in (1, 2, 4)]
+        entries = " ".join(f"ENTRY({kernel})" for kernel in names if f"{kernel}##S" not in code)
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-x", "c++"]
+        command += [str(header), f'-DCOMMON="{common}"', f'-DSOURCE="{source}"', f"-DENTRIES={entries}", *options]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([*command, "-o", f"{folder}/emulation.so"], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            shutil.move(f"{folder}/emulation.so", library)
+    return str(library)
+
+
+def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
+    """From now on the kernels run, emulated; the names of those that ran are in the list."""
+    ran: list[str] = []
+
+    @functools.cache
+    def load(name: str, dtype: torch.dtype, device: torch.device) -> Emulation:
+        return Emulation(name, kernels.definitions(dtype), ran)
+
+    patch.setattr(kernels, "supported", lambda tensor: tensor.numel() > 0 and not torch.compiler.is_compiling())
+    patch.setattr(kernels, "most_shared", lambda tensor: 2**20)
+    patch.setattr(curved, "_THREADS", threads)
+    patch.setattr(fused, "_THREADS", threads)
+    patch.setattr(kernels, "load", load)
+    return ran
+
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+on_devices = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=needs_compiler, id="emulated"), pytest.param("cuda", marks=on_a_gpu)]
+)
+
+
+def use_kernels(patch: pytest.MonkeyPatch, device: str, on: bool = True) -> None:
+    """Kernels from now on, emulated on a CPU, or none at all."""
+    if not on:
+        patch.setattr(kernels, "supported", lambda tensor: False)
+    elif device == "cpu":
+        emulate(patch)

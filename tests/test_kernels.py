@@ -1,0 +1,220 @@
+"""GPU kernels against the plain loop: values, gradients, status and steps must be the same.
+
+On a CPU the kernels are emulated, see emulation.h; with `-m gpu` they run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conformance import assert_equal, draw
+from emulation import emulate, needs_compiler, on_devices, use_kernels
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.repair import curved, fused
+
+BATCH = 7  # not a multiple of a block's samples
+Build = Callable[[], sn.Constraints]
+
+
+def polytope(rows: int = 10) -> sn.Constraints:
+    """Inequalities from both sides, one of them without bounds, and four equalities in x; twice as many variables."""
+    A = draw(rows, 2 * rows, seed=1)
+    lower = torch.linspace(-2, -0.2, rows, dtype=A.dtype)
+    lower[0] = -torch.inf
+    upper = lower + 1.5
+    upper[0] = torch.inf
+    return sn.Linear(A, lower, upper) & sn.Linear(draw(4, 2 * rows, seed=2), equals=lambda x: x)
+
+
+def curved_set(rows: int = 10, size: int = 14) -> sn.Constraints:
+    """Quadratic rows, one of them with a vanishing gradient at the origin, linear ones from below, and equalities."""
+    H, G = draw(rows, size, seed=1).abs() / 4, draw(rows, size, seed=2)
+    G[0] = 0
+    below = sn.Linear(draw(2, size, seed=3), lower=-1.0)
+    return sn.Quadratic(H, G, upper=1.0) & below & sn.Linear(draw(4, size, seed=4), equals=lambda x: x)
+
+
+def without_equalities() -> sn.Constraints:
+    return sn.Quadratic(draw(5, 20, seed=1).abs(), draw(5, 20, seed=2), -3.0, 1.0) & sn.Linear(
+        draw(5, 20, seed=3), upper=lambda x: x[:, :1].expand(-1, 5)
+    )
+
+
+def repaired(build: Build, device: str, bad: bool = False, **options: object) -> tuple[sn.Solution, list[Tensor]]:
+    """Solution and gradients in y, x."""
+    constraints = build().to(device)
+    y, x = draw(BATCH, constraints.size or 0, seed=3, scale=2).to(device), draw(BATCH, 4, seed=4, scale=0.3).to(device)
+    if bad:
+        y[3, 2], y[5, 0] = torch.nan, torch.inf
+    y.requires_grad_()
+    x.requires_grad_()
+    solution = sn.repair(constraints, y, x, **options)
+    value = torch.where(solution.value.isfinite(), solution.value, 0.0)
+    weights = draw(*value.shape, seed=9).to(device)
+    return solution, list(torch.autograd.grad((weights * value).sum(), [y, x]))
+
+
+def compare(
+    monkeypatch: pytest.MonkeyPatch, build: Build, device: str, close: float = 1e-9, **options: object
+) -> sn.Solution:
+    """Repair with kernels and without; the solution of the kernels, if both agree."""
+    found = []
+    for on in (True, False):
+        with monkeypatch.context() as patch:
+            use_kernels(patch, device, on)
+            found.append(repaired(build, device, **options))
+    (mine, my_gradients), (theirs, their_gradients) = found
+    assert torch.equal(mine.status, theirs.status)
+    assert torch.equal(mine.steps, theirs.steps)
+    good = theirs.value.isfinite().all(1)
+    assert_equal(mine.value[good], theirs.value[good], close)
+    for g, h in zip(my_gradients, their_gradients, strict=True):
+        assert h.abs().max() > 0
+        assert_equal(g, h, 10 * close)
+    return mine
+
+
+@on_devices
+@pytest.mark.parametrize("most_rows", [fused.MOST_ROWS, 0], ids=["at once", "step by step"])
+class TestLinear:
+    @pytest.mark.parametrize("damping", [0.01, 0.0, sn.Annealed(), sn.Annealed(floor=0.1)], ids=str)
+    @pytest.mark.parametrize("bad", [False, True])
+    def test_equal_to_the_loop(self, monkeypatch, device: str, most_rows: int, damping, bad: bool) -> None:
+        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        solution = compare(monkeypatch, polytope, device, damping=damping, rows="all", bad=bad)
+        assert bool((solution.steps > (damping != 0)).any())
+
+    def test_too_few_steps(self, monkeypatch, device: str, most_rows: int) -> None:
+        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        solution = compare(monkeypatch, polytope, device, damping=0.1, rows="all", max_steps=3)
+        assert (solution.status == int(sn.Status.MAX_STEPS)).any()
+
+    def test_without_gradients(self, monkeypatch, device: str, most_rows: int) -> None:
+        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        use_kernels(monkeypatch, device)
+        constraints = polytope().to(device)
+        y, x = draw(BATCH, 20, seed=3, scale=3).to(device), draw(BATCH, 4, seed=4).to(device)
+        with torch.no_grad():
+            plain = sn.repair(constraints, y, x)
+        assert_equal(plain.value, sn.repair(constraints, y.requires_grad_(), x).value, 1e-12)
+
+
+@on_devices
+@pytest.mark.parametrize("blocks", [2, 4, 7], ids=["four a block", "two a block", "one a block"])
+def test_samples_of_a_block(monkeypatch, device: str, blocks: int) -> None:
+    monkeypatch.setattr(fused, "_BLOCKS", blocks)
+    compare(monkeypatch, polytope, device)
+    compare(monkeypatch, polytope, device, nearest=6)
+
+
+@on_devices
+@pytest.mark.parametrize("rows", [2, 31, 32, 33, 124, 140])
+def test_any_number_of_rows(monkeypatch, device: str, rows: int) -> None:
+    if device == "cpu" and rows > 40:
+        pytest.skip("slow when emulated")
+    compare(monkeypatch, lambda: polytope(rows), device, rows="all")
+
+
+@on_devices
+@pytest.mark.parametrize("iterations", [1, 25])
+def test_nearest(monkeypatch, device: str, iterations: int) -> None:
+    compare(monkeypatch, polytope, device, nearest=iterations, damping=sn.Annealed(1e-3, 0.1))
+
+
+@on_devices
+class TestCurved:
+    @pytest.mark.parametrize("build", [curved_set, without_equalities])
+    @pytest.mark.parametrize("rows", ["active", "all"])
+    @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Annealed(floor=0.1), 0.1], ids=str)
+    def test_equal_to_the_loop(self, monkeypatch, device: str, build: Build, rows: str, damping) -> None:
+        steps = 40 if rows == "active" else 12  # all rows far from feasibility magnify rounding at every step
+        solution = compare(monkeypatch, build, device, 1e-8, rows=rows, damping=damping, max_steps=steps)
+        assert bool((solution.steps > 3).any())
+
+    def test_non_finite_predictions(self, monkeypatch, device: str) -> None:
+        solution = compare(monkeypatch, curved_set, device, bad=True)
+        assert solution.status[[3, 5]].tolist() == [int(sn.Status.NONFINITE)] * 2
+
+    def test_relaxed(self, monkeypatch, device: str) -> None:
+        compare(monkeypatch, lambda: curved_set(4), device, relax=0.2)  # no equality is left to eliminate
+
+    def test_stages(self, monkeypatch, device: str) -> None:
+        monkeypatch.setattr(curved, "_STAGE", 4)
+        solution = compare(monkeypatch, curved_set, device)
+        assert solution.steps.max() > 8  # so there are three stages at least
+
+    def test_too_few_steps(self, monkeypatch, device: str) -> None:
+        solution = compare(monkeypatch, curved_set, device, max_steps=3)
+        assert (solution.status == int(sn.Status.MAX_STEPS)).any()
+
+    def test_infeasible(self, monkeypatch, device: str) -> None:
+        def build() -> sn.Constraints:
+            row = draw(1, 6, seed=1)
+            return sn.Quadratic(draw(2, 6, seed=2).abs(), draw(2, 6, seed=3), upper=5.0) & sn.Linear(
+                torch.cat([row, -row]), upper=-1.0
+            )
+
+        depends = sn.Linear(draw(1, 6, seed=4), upper=lambda x: x[:, :1])
+        solution = compare(monkeypatch, lambda: build() & depends, device)
+        assert (solution.status == int(sn.Status.STALLED)).any()
+
+    def test_a_vanishing_row(self, monkeypatch, device: str) -> None:
+        """At the origin the first row has no length, and gets a share of the mean."""
+
+        def gradients() -> tuple[Tensor, ...]:
+            y = torch.zeros(2, 14, dtype=torch.float64, device=device)
+            y[1, 0] = 3.0
+            y.requires_grad_()
+            x = draw(2, 4, seed=5).to(device)
+            value = sn.repair(curved_set().to(device), y, x).value
+            return value.detach(), torch.autograd.grad((value * draw(2, 14, seed=6).to(device)).sum(), y)[0]
+
+        found = []
+        for on in (True, False):
+            with monkeypatch.context() as patch:
+                use_kernels(patch, device, on)
+                found.append(gradients())
+        for a, b in zip(*found, strict=True):
+            assert_equal(a, b, 1e-9)
+
+    def test_rescued(self, monkeypatch, device: str) -> None:
+        """Samples that the kernels give up are repaired by the plain loop, and have its gradient."""
+        solution = compare(monkeypatch, curved_set, device, max_steps=4, rescue=True, close=1e-7)
+        assert solution.steps.max() > 4
+
+    def test_single_precision(self, monkeypatch, device: str) -> None:
+        solution = compare(
+            monkeypatch, curved_set, device, 1e-3, dtype=torch.float32, damping=0.5, max_steps=6, tol=1e-4
+        )
+        assert solution.violation.max() < 1
+
+    def test_which_rows_suit(self, monkeypatch, device: str) -> None:
+        H, G = draw(3, 6, seed=1).abs(), draw(3, 6, seed=2)
+        dense = torch.diag_embed(H)
+        for constraints, suits in (
+            (sn.Quadratic(H, G, upper=1.0), True),
+            (sn.Quadratic(dense, G, upper=1.0), False),
+            (sn.Quadratic(H.clone().requires_grad_(), G, upper=1.0), False),
+            (sn.Linear(lambda x: G.expand(len(x), -1, -1), upper=1.0), False),
+            (sn.Nonlinear(lambda y, x: y.square(), rows=6, upper=1.0), False),
+        ):
+            y = draw(2, 6, seed=3)
+            assert curved.suits(constraints.at(y, y).map) is suits
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3, 40])
+def test_any_number_of_threads(monkeypatch, threads: int) -> None:
+    """Blocks of different sizes compute the same: 40 threads share the terms of a sum."""
+    for build, options in ((curved_set, {}), (polytope, {"rows": "all"}), (polytope, {"nearest": 5})):
+        with monkeypatch.context() as patch:
+            ran = emulate(patch, threads)
+            mine = repaired(build, "cpu", **options)
+            assert len(ran) >= 2
+        theirs = repaired(build, "cpu", **options)
+        assert_equal(mine[0].value, theirs[0].value, 1e-9)
+        assert_equal(mine[1][0], theirs[1][0], 1e-8)
