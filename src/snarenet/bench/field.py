@@ -18,7 +18,8 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from snarenet.bench import original
 from snarenet.bench.authors import repair_as_authors
-from snarenet.bench.common import Table, hardware, median_ms, peak_growth_mib, start, synchronize
+from snarenet.bench.common import Ledger, Table, hardware, median_ms, peak_growth_mib, start, synchronize
 from snarenet.bench.rivals import enforce, pieces, qpth
 from snarenet.damping import Annealed
 from snarenet.layers import Layer, OptNetLayer, PiNetLayer, SnareLayer
@@ -200,7 +201,7 @@ def measure(
 
     Args:
         device: where.
-        out: not used; nothing is kept.
+        out: the folder of `field.jsonl`, which keeps what each method achieved: it is not measured again.
         setups: inputs to repair.
         tolerances: to reach.
         methods: names in `METHODS`, one or several.
@@ -212,14 +213,25 @@ def measure(
     if unknown := set(methods) - set(METHODS):
         raise ValueError(f"`methods` are {'; '.join(METHODS)}, but got {'; '.join(sorted(unknown))}")
     rows: list[list[Any]] = []
+    ledger, machine = Ledger(out / "field.jsonl"), hardware(device)
     for setup in (setup for setup in setups if problem in (None, setup.problem)):
         linear = len(pieces(load(setup.problem, **setup.sizes))) == 3
         chosen = [name for name in methods if (linear or not METHODS[name].linear) and _fits(METHODS[name], device)]
-        passes = {
-            (tol, name): found
-            for name in chosen
-            for tol, found in zip(tolerances, _passes(name, setup, device, tolerances, repeats, memory), strict=True)
-        }
+        passes: dict[tuple[float, str], Pass | str] = {}
+        for name in chosen:
+            key = {
+                "method": name,
+                **asdict(setup),
+                "tolerances": list(tolerances),
+                "memory": memory,
+                "hardware": machine,
+            }
+            kept: list[Any] = ["not installed"] * len(tolerances)  # which may change, and is not kept
+            if _installed(name):
+                measured = partial(_passes, name, setup, device, tolerances, repeats, memory)
+                kept = ledger.get(key, lambda call=measured: {"passes": call()})["passes"]
+            for tol, found in zip(tolerances, kept, strict=True):
+                passes[tol, name] = found if isinstance(found, str) else Pass(*found)
         for tol in tolerances:
             ours = passes.get((tol, DEFAULTS))
             base = None if not isinstance(ours, Pass) else ours.ms
@@ -233,14 +245,17 @@ def _fits(method: Method, device: torch.device) -> bool:
     return device.type == "cuda" or not method.gpu
 
 
+def _installed(name: str) -> bool:
+    package = METHODS[name].package
+    found = original.interpreter() if name == ORIGINAL else importlib.util.find_spec(package or "torch")
+    return found is not None
+
+
 def _passes(
     name: str, setup: Setup, device: torch.device, tolerances: Sequence[float], repeats: int, memory: bool
 ) -> Sequence[Pass | str]:
     """What a method achieves at each tolerance, or why it does not."""
     package = METHODS[name].package
-    found = original.interpreter() if name == ORIGINAL else importlib.util.find_spec(package or "torch")
-    if found is None:
-        return ["not installed"] * len(tolerances)
     print(f"{setup.problem}: {name}", file=sys.stderr, flush=True)
     try:
         if name == ORIGINAL:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from snarenet.bench.authors import repair_as_authors
 from snarenet.bench.common import Table, command_line, hardware, median_ms, peak_growth_mib, start
-from snarenet.constraints import Linear, Nonlinear, Quadratic, Stack
+from snarenet.bench.rivals import enforce, pieces
+from snarenet.constraints import Nonlinear
 from snarenet.layers import SnareLayer
 from snarenet.problems import Problem, load
 from snarenet.processes import scatter
@@ -90,7 +91,7 @@ def authors(problem: Problem, steps: int | None = None) -> Repair:
 
 def as_function(problem: Problem) -> Repair:
     """QCQP given as one plain function, its Jacobian left to torch.func."""
-    H, G, A, h = _quadratic(problem)
+    H, G, h, A = pieces(problem)
 
     def value(y: Tensor, x: Tensor) -> Tensor:
         return torch.cat([y.square() @ H.T + y @ G.T, y @ A.T], 1)
@@ -102,55 +103,6 @@ def as_function(problem: Problem) -> Repair:
         upper=lambda x: torch.cat([h.expand(len(x), -1), x], 1),
     )
     return lambda y, x: _pair(repair(constraints, y, x, tol=TOL))
-
-
-def enforce(problem: Problem) -> Repair:
-    """enforce-nn's projection, Newton on equalities and Fischer-Burmeister complementarity, with our Jacobian."""
-    from enforce.core.config import ENFORCEConfig
-    from enforce.core.model import ENFORCE
-
-    H, G, A, h = _quadratic(problem)
-    n, m, eps = problem.size, len(H), 1e-8
-
-    def parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y, multipliers = z[:, :n], z[:, n:]
-        slack = y.square() @ H.T + y @ G.T - h
-        return slack, multipliers, torch.sqrt(multipliers**2 + slack**2 + eps)
-
-    def residual(x: Tensor, z: Tensor) -> Tensor:
-        slack, multipliers, root = parts(z)
-        return torch.cat([z[:, :n] @ A.T - x, root - multipliers + slack], 1)
-
-    def jacobian(z: Tensor) -> Tensor:
-        slack, multipliers, root = parts(z)
-        inner = (2 * z[:, None, :n] * H + G) * (slack / root + 1).unsqueeze(2)
-        bottom = torch.cat([inner, torch.diag_embed(multipliers / root - 1)], 2)
-        top = torch.cat([A.expand(len(z), -1, -1), A.new_zeros(len(z), len(A), m)], 2)
-        return torch.cat([top, bottom], 1)
-
-    def run(y: Tensor, x: Tensor) -> tuple[Tensor, int]:
-        one, zero = torch.ones(1), torch.zeros(1)
-        config = ENFORCEConfig(input_neurons=x.shape[1], output_neurons=n + m, max_it=100)
-        layer = ENFORCE((zero, one), (zero, one), residual, config, weighting_option=1, jac=jacobian)
-        z = torch.cat([y, y.new_zeros(len(y), m)], 1)
-        layer.compute_dc_dy(x, z)
-        z = layer.project(x, z)
-        layer.nc = m + len(A)
-        z, steps = layer.ada_np(x, z, tolerance_mode="max", tolerance_value=TOL)
-        return z[:, :n], steps
-
-    return run
-
-
-def _quadratic(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """H, G, A and h of QCQP."""
-    assert isinstance(problem.constraints, Stack)
-    quadratic, linear = problem.constraints.parts
-    assert isinstance(quadratic, Quadratic)
-    assert isinstance(linear, Linear)
-    found = quadratic.H, quadratic.G, linear.A, quadratic.limit.upper
-    H, G, A, h = (tensor for tensor in found if isinstance(tensor, Tensor))
-    return H, G, A, h
 
 
 def _pair(solution: Solution) -> tuple[Tensor, Tensor]:
@@ -177,7 +129,7 @@ def _on_cpu() -> list[Row]:
         Row("snarenet, defaults, as one function", "qcqp", 100, as_function),
     ]
     if importlib.util.find_spec("enforce"):
-        rows.append(Row("enforce-nn 1.0.4", "qcqp", 100, enforce, repeats=3))
+        rows.append(Row("enforce-nn", "qcqp", 100, partial(enforce, tol=TOL, eps=1e-8), repeats=3))
     return rows
 
 
