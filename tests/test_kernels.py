@@ -14,7 +14,7 @@ from emulation import emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.repair import curved, fused
+from snarenet.repair import curved, fused, kernels
 
 BATCH = 7  # not a multiple of a block's samples
 Build = Callable[[], sn.Constraints]
@@ -180,6 +180,16 @@ class TestCurved:
                 found.append(gradients())
         for a, b in zip(*found, strict=True):
             assert_equal(a, b, 1e-9)
+
+    def test_short_rows_have_a_share_of_the_mean(self, monkeypatch, device: str) -> None:
+        """With a share that counts, its gradient does, too."""
+        monkeypatch.setattr(kernels, "VANISHING", 0.8)
+        kernels.load.cache_clear()
+        compare(monkeypatch, curved_set, device)
+        kernels.load.cache_clear()
+
+    def test_more_rows_than_a_word_has_bits(self, monkeypatch, device: str) -> None:
+        compare(monkeypatch, lambda: curved_set(36, 44), device, max_steps=12)
 
     def test_rescued(self, monkeypatch, device: str) -> None:
         """Samples that the kernels give up are repaired by the plain loop, and have its gradient."""
