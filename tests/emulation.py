@@ -87,9 +87,19 @@ on_devices = pytest.mark.parametrize(
 )
 
 
-def use_kernels(patch: pytest.MonkeyPatch, device: str, on: bool = True) -> None:
-    """Kernels from now on, emulated on a CPU, or none at all."""
+def use_kernels(patch: pytest.MonkeyPatch, device: str, on: bool = True) -> list[str]:
+    """Kernels from now on, emulated on a CPU, or none at all; the names of those that ran are in the list."""
+    if on and device == "cpu":
+        return emulate(patch)
+    ran: list[str] = []
     if not on:
         patch.setattr(kernels, "supported", lambda tensor: False)
-    elif device == "cpu":
-        emulate(patch)
+        return ran
+    launch = nvrtc.Kernels.launch
+
+    def noted(self: nvrtc.Kernels, name: str, *rest) -> None:
+        ran.append(name)
+        launch(self, name, *rest)
+
+    patch.setattr(nvrtc.Kernels, "launch", noted)
+    return ran

@@ -18,6 +18,7 @@ from snarenet.repair import curved, fused, kernels
 
 BATCH = 7  # not a multiple of a block's samples
 Build = Callable[[], sn.Constraints]
+_FORTH, _BACK = ("forward", "settle"), ("backward", "pull")  # names of kernels begin so
 
 
 def polytope(rows: int = 10) -> sn.Constraints:
@@ -58,15 +59,18 @@ def repaired(build: Build, device: str, bad: bool = False, **options: object) ->
     return solution, list(torch.autograd.grad((weights * value).sum(), [y, x]))
 
 
-def compare(
+def assert_agree(
     monkeypatch: pytest.MonkeyPatch, build: Build, device: str, close: float = 1e-9, **options: object
 ) -> sn.Solution:
-    """Repair with kernels and without; the solution of the kernels, if both agree."""
+    """Repair with kernels and without; the solution of the kernels, if they ran each way and both agree."""
     found = []
     for on in (True, False):
         with monkeypatch.context() as patch:
-            use_kernels(patch, device, on)
+            ran = use_kernels(patch, device, on)
             found.append(repaired(build, device, **options))
+            forth, back = (any(name.startswith(kind) for name in ran) for kind in (_FORTH, _BACK))
+            assert forth is back is on
+            assert any(name.startswith("approach") for name in ran) is (on and "nearest" in options)
     (mine, my_gradients), (theirs, their_gradients) = found
     assert torch.equal(mine.status, theirs.status)
     assert torch.equal(mine.steps, theirs.steps)
@@ -85,12 +89,12 @@ class TestLinear:
     @pytest.mark.parametrize("bad", [False, True])
     def test_equal_to_the_loop(self, monkeypatch, device: str, most_rows: int, damping, bad: bool) -> None:
         monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
-        solution = compare(monkeypatch, polytope, device, damping=damping, rows="all", bad=bad)
+        solution = assert_agree(monkeypatch, polytope, device, damping=damping, rows="all", bad=bad)
         assert bool((solution.steps > (damping != 0)).any())
 
     def test_too_few_steps(self, monkeypatch, device: str, most_rows: int) -> None:
         monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
-        solution = compare(monkeypatch, polytope, device, damping=0.1, rows="all", max_steps=3)
+        solution = assert_agree(monkeypatch, polytope, device, damping=0.1, rows="all", max_steps=3)
         assert (solution.status == int(sn.Status.MAX_STEPS)).any()
 
     def test_without_gradients(self, monkeypatch, device: str, most_rows: int) -> None:
@@ -107,8 +111,8 @@ class TestLinear:
 @pytest.mark.parametrize("blocks", [2, 4, 7], ids=["four a block", "two a block", "one a block"])
 def test_samples_of_a_block(monkeypatch, device: str, blocks: int) -> None:
     monkeypatch.setattr(fused, "_BLOCKS", blocks)
-    compare(monkeypatch, polytope, device)
-    compare(monkeypatch, polytope, device, nearest=6)
+    assert assert_agree(monkeypatch, polytope, device).converged.all()
+    assert assert_agree(monkeypatch, polytope, device, nearest=6).converged.all()
 
 
 @on_devices
@@ -116,13 +120,16 @@ def test_samples_of_a_block(monkeypatch, device: str, blocks: int) -> None:
 def test_any_number_of_rows(monkeypatch, device: str, rows: int) -> None:
     if device == "cpu" and rows > 40:
         pytest.skip("slow when emulated")
-    compare(monkeypatch, lambda: polytope(rows), device, rows="all")
+    solution = assert_agree(monkeypatch, lambda: polytope(rows), device, rows="all")
+    assert solution.converged.all() or rows == 2  # six rows in four variables
+    assert solution.steps.min() > 0
 
 
 @on_devices
 @pytest.mark.parametrize("iterations", [1, 25])
 def test_nearest(monkeypatch, device: str, iterations: int) -> None:
-    compare(monkeypatch, polytope, device, nearest=iterations, damping=sn.Annealed(1e-3, 0.1))
+    solution = assert_agree(monkeypatch, polytope, device, nearest=iterations, damping=sn.Annealed(1e-3, 0.1))
+    assert solution.converged.all()
 
 
 @on_devices
@@ -132,23 +139,24 @@ class TestCurved:
     @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Annealed(floor=0.1), 0.1], ids=str)
     def test_equal_to_the_loop(self, monkeypatch, device: str, build: Build, rows: str, damping) -> None:
         steps = 40 if rows == "active" else 12  # all rows far from feasibility magnify rounding at every step
-        solution = compare(monkeypatch, build, device, 1e-8, rows=rows, damping=damping, max_steps=steps)
+        solution = assert_agree(monkeypatch, build, device, 1e-8, rows=rows, damping=damping, max_steps=steps)
         assert bool((solution.steps > 3).any())
 
     def test_non_finite_predictions(self, monkeypatch, device: str) -> None:
-        solution = compare(monkeypatch, curved_set, device, bad=True)
+        solution = assert_agree(monkeypatch, curved_set, device, bad=True)
         assert solution.status[[3, 5]].tolist() == [int(sn.Status.NONFINITE)] * 2
 
     def test_relaxed(self, monkeypatch, device: str) -> None:
-        compare(monkeypatch, lambda: curved_set(4), device, relax=0.2)  # no equality is left to eliminate
+        solution = assert_agree(monkeypatch, lambda: curved_set(4), device, relax=0.2)  # no equality to eliminate
+        assert solution.converged.all()
 
     def test_stages(self, monkeypatch, device: str) -> None:
         monkeypatch.setattr(curved, "_STAGE", 4)
-        solution = compare(monkeypatch, curved_set, device)
+        solution = assert_agree(monkeypatch, curved_set, device)
         assert solution.steps.max() > 8  # so there are three stages at least
 
     def test_too_few_steps(self, monkeypatch, device: str) -> None:
-        solution = compare(monkeypatch, curved_set, device, max_steps=3)
+        solution = assert_agree(monkeypatch, curved_set, device, max_steps=3)
         assert (solution.status == int(sn.Status.MAX_STEPS)).any()
 
     def test_infeasible(self, monkeypatch, device: str) -> None:
@@ -159,7 +167,7 @@ class TestCurved:
             )
 
         depends = sn.Linear(draw(1, 6, seed=4), upper=lambda x: x[:, :1])
-        solution = compare(monkeypatch, lambda: build() & depends, device)
+        solution = assert_agree(monkeypatch, lambda: build() & depends, device)
         assert (solution.status == int(sn.Status.STALLED)).any()
 
     def test_a_vanishing_row(self, monkeypatch, device: str) -> None:
@@ -185,19 +193,20 @@ class TestCurved:
         """With a share that counts, its gradient does, too."""
         monkeypatch.setattr(kernels, "VANISHING", 0.8)
         kernels.load.cache_clear()
-        compare(monkeypatch, curved_set, device)
+        assert assert_agree(monkeypatch, curved_set, device).converged.all()
         kernels.load.cache_clear()
 
     def test_more_rows_than_a_word_has_bits(self, monkeypatch, device: str) -> None:
-        compare(monkeypatch, lambda: curved_set(36, 44), device, max_steps=12)
+        solution = assert_agree(monkeypatch, lambda: curved_set(36, 44), device, max_steps=12)
+        assert solution.steps.max() > 3
 
     def test_rescued(self, monkeypatch, device: str) -> None:
         """Samples that the kernels give up are repaired by the plain loop, and have its gradient."""
-        solution = compare(monkeypatch, curved_set, device, max_steps=4, rescue=True, close=1e-7)
+        solution = assert_agree(monkeypatch, curved_set, device, max_steps=4, rescue=True, close=1e-7)
         assert solution.steps.max() > 4
 
     def test_single_precision(self, monkeypatch, device: str) -> None:
-        solution = compare(
+        solution = assert_agree(
             monkeypatch, curved_set, device, 1e-3, dtype=torch.float32, damping=0.5, max_steps=6, tol=1e-4
         )
         assert solution.violation.max() < 1
