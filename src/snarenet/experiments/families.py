@@ -18,6 +18,9 @@ from snarenet.report.plots import panels
 from snarenet.report.results import Row, Table
 
 FRESH = "SnareNet, fresh inputs"
+_ERRORS = ("ineq_max", "ineq_gmean", "violations", "eq_max", "eq_gmean")
+GAPS = ("gap_max", "gap_gmean")
+AFTER_GAPS = (*_ERRORS, "feasible", "kept", "steps_max", "test_time", "training")  # quantities, in the paper's order
 
 
 def at_tolerance(tol: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snarenet.experiments.families import FamilyItem
+from snarenet.experiments.families import AFTER_GAPS, GAPS, FamilyItem
 from snarenet.experiments.paper import paper_rows
 
 # table:NCLP_test; gaps and errors in the units of the problem, test time in seconds for 833 instances
@@ -33,19 +33,6 @@ class NCLPItem(FamilyItem):
     epochs = 1500
     rivals = ("dc3", "hardnet", "hproj", "optnet")
     others = ("soft", "hardnet++", "pinet", "fsnet")
-    keys = (
-        "gap_max",
-        "gap_gmean",
-        "ineq_max",
-        "ineq_gmean",
-        "violations",
-        "eq_max",
-        "eq_gmean",
-        "feasible",
-        "kept",
-        "steps_max",
-        "test_time",
-        "training",
-    )
+    keys = (*GAPS, *AFTER_GAPS)
     main = ("gap_gmean", "geometric mean of the gap")
     paper = paper_rows(_PAPER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snarenet.experiments.families import FamilyItem
+from snarenet.experiments.families import AFTER_GAPS, GAPS, FamilyItem
 from snarenet.experiments.lab import Lab
 from snarenet.experiments.paper import paper_rows
 from snarenet.report.results import Table
@@ -39,22 +39,7 @@ class NonConvexQCQPItem(FamilyItem):
     epochs = 2000
     rivals = ("dc3", "hproj")
     others = ("soft", "hardnet++", "fsnet")
-    keys = (
-        "gap_max",
-        "gap_gmean",
-        "objective_max",
-        "objective",
-        "ineq_max",
-        "ineq_gmean",
-        "violations",
-        "eq_max",
-        "eq_gmean",
-        "feasible",
-        "kept",
-        "steps_max",
-        "test_time",
-        "training",
-    )
+    keys = (*GAPS, "objective_max", "objective", *AFTER_GAPS)
     paper = tuple(replace(row, done=_HPROJ_SEEDS) if row.label == "HProj" else row for row in paper_rows(_PAPER))
 
     def tables(self, lab: Lab) -> list[Table]:
