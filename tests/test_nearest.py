@@ -58,6 +58,70 @@ class TestProjection:
         assert_equal(alone, together[3:4], 1e-9)
 
 
+WEIGHTS = torch.tensor([1.0, 4.0, 0.25, 9.0, 1.0, 0.5, 2.0, 1.0, 16.0, 3.0], dtype=torch.float64)
+
+
+class TestWeights:
+    """Weights are a change of units: with z = sqrt(w) y the distance is the plain one."""
+
+    def test_they_are_a_change_of_units(self) -> None:
+        A, C, root = 3 * draw(6, 10, seed=1), draw(2, 10, seed=2), WEIGHTS.sqrt()
+        scaled = sn.Linear(A / root, -1.0, 0.5) & sn.Linear(C / root, equals=lambda x: x)
+        for count in (7, 500):
+            options = {"nearest": count, "damping": FINISH, "max_steps": 0}
+            found = sn.repair(polytope(), Y, X, weights=WEIGHTS, **options).value
+            assert_equal(found * root, sn.repair(scaled, Y * root, X, **options).value, 1e-9)
+
+    def test_boxes_obey_them(self) -> None:
+        """Of the simplex: the point that minimises the weighted distance, by its optimality conditions."""
+        layer = sn.SnareLayer(simplex(), damping=FINISH, nearest=2000, weights=WEIGHTS, tol=1e-10)
+        y = layer(Y)
+        force, inside = WEIGHTS * (y - Y), y > 1e-6  # one multiplier for all entries above 0, at least it for the rest
+        level = (force * inside).sum(1) / inside.sum(1)
+        assert ((force - level.unsqueeze(1)).abs() * inside).max() < 1e-5
+        assert (force - level.unsqueeze(1)).min() > -1e-5
+
+    def test_their_scale_does_not_matter(self) -> None:
+        found = [
+            sn.repair(polytope(), Y, X, nearest=9, damping=FINISH, weights=factor * WEIGHTS).value
+            for factor in (1.0, 1e6)
+        ]
+        assert_equal(found[1], found[0], 1e-9)
+
+    def test_other_weights_are_noticed(self) -> None:
+        constraints, w = polytope(), WEIGHTS.clone()
+        first = sn.repair(constraints, Y, X, nearest=9, damping=FINISH, weights=w).value
+        plain = sn.repair(constraints, Y, X, nearest=9, damping=FINISH).value
+        w.fill_(1.0)
+        assert not torch.allclose(first, plain, atol=1e-3)
+        assert_equal(sn.repair(constraints, Y, X, nearest=9, damping=FINISH, weights=w).value, plain, 1e-12)
+
+    def test_they_move_and_save_with_the_layer(self) -> None:
+        layer = sn.SnareLayer(polytope(), damping=FINISH, nearest=9, weights=WEIGHTS)
+        other = sn.SnareLayer(polytope(), damping=FINISH, nearest=9, weights=torch.ones_like(WEIGHTS))
+        other.load_state_dict(layer.state_dict())
+        assert_equal(other(Y, X), layer(Y, X), 0.0)
+        assert layer.float().weights.dtype == torch.float32
+        assert "weights" not in sn.SnareLayer(polytope()).state_dict()
+
+    @pytest.mark.parametrize(
+        ("weights", "nearest", "words"),
+        [
+            (WEIGHTS, 0, "`nearest` is 0"),
+            (WEIGHTS[:3], 5, r"`weights` must have shape \(10\), but got .*3"),
+            (-WEIGHTS, 5, "`weights` must be positive"),
+            (WEIGHTS * torch.inf, 5, "`weights` must be positive and finite"),
+            (WEIGHTS.clone().requires_grad_(), 5, "`weights` must be a constant tensor"),
+            (2.0, 5, "`weights` must be a constant tensor"),
+        ],
+    )
+    def test_bad_ones_are_refused(self, weights: Tensor, nearest: int, words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            sn.SnareLayer(polytope(), nearest=nearest, weights=weights)
+        with pytest.raises(ValueError, match=words):
+            sn.repair(polytope(), Y, X, nearest=nearest, weights=weights)
+
+
 def test_scaling_a_row_changes_nothing() -> None:
     A, b = draw(6, 10, seed=1), 0.2 * torch.ones(6, dtype=torch.float64)
     factors = torch.tensor([1.0, 100.0, 0.01, 1.0, 5.0, 1.0], dtype=torch.float64)
@@ -66,13 +130,14 @@ def test_scaling_a_row_changes_nothing() -> None:
     assert_equal(sn.repair(scaled, Y, **options).value, sn.repair(plain, Y, **options).value, 1e-9)
 
 
-def test_gradients() -> None:
+@pytest.mark.parametrize("weights", [None, WEIGHTS[:5]], ids=["plain", "weighted"])
+def test_gradients(weights: Tensor | None) -> None:
     """To predictions, inputs and bounds, through the iterations and the repair."""
     A, C = draw(3, 5, seed=1), draw(1, 5, seed=2)
 
     def outcome(y: Tensor, x: Tensor, upper: Tensor) -> Tensor:
         constraints = sn.Linear(A, -0.5, lambda _: upper.expand(4, -1)) & sn.Linear(C, equals=lambda x: x)
-        return sn.repair(constraints, y, x, nearest=12, damping=FINISH, tol=1e-10).value
+        return sn.repair(constraints, y, x, nearest=12, damping=FINISH, tol=1e-10, weights=weights).value
 
     y, x = draw(4, 5, seed=3, scale=2).requires_grad_(), draw(4, 1, seed=4).requires_grad_()
     upper = (draw(3, seed=5).abs() + 0.1).requires_grad_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snarenet.experiments.compare import Plan
@@ -35,6 +35,7 @@ class Budget:
         name: its name.
         about: sentences on what it leaves out, for every report; "{share}" stands for the share.
         share: of the paper's epochs, warm-up epochs and steps of pretraining, for runs of the recipe `paper`.
+        shares: the same for single items, by name, where it is another.
         epochs: of runs of the recipe `best` in the main tables, by family.
         ablation: epochs of such runs elsewhere.
         parity: settings that differ from the recipe `paper`, in all families.
@@ -62,10 +63,15 @@ class Budget:
     methods: tuple[str, ...] = tuple(METHODS)
     each_tolerance: bool = False
     samples: int = 833
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"`share` must be above 0 and at most 1, but got {self.share!r}")
+
+    def of(self, item: str) -> Budget:
+        """The budget with the share of this item."""
+        return replace(self, share=self.shares.get(item, self.share))
 
     @property
     def words(self) -> str:
@@ -106,6 +112,7 @@ _TINY = {"size": 12, "inequalities": 6, "equalities": 5, "instances": 300}
 _NARROW = {"batch": 50, "width": 32}
 _WIDE = {"width": 1024, "depth": 3}
 _RECORD = {"record": 10, "hardnet++.record": 40}  # steps of a repair in a CUDA graph
+_CURVED = {"batch": 400, "weight_decay": 0.0, "hardnet++.epochs": 50, "fsnet.epochs": 8}
 
 SMOKE = Budget(
     name="smoke",
@@ -129,17 +136,21 @@ STANDARD = Budget(
     name="standard",
     about="Budget standard: the paper's problems and data. Parity runs have {share:.3g} times the paper's epochs, "
     "warm-up and pretraining, so their gaps are larger than after all of them. OptNet, which solves a cone program for "
-    "every sample, has two epochs in batches of 32, and FSNet a fifth of the others' epochs.",
+    "every sample, has one epoch in batches of 32, FSNet a twentieth of the others' epochs, HardNet++ on curved sets a "
+    "third, and HProj 4,000 steps of pretraining.",
     share=0.2,
-    epochs={"nclp": 600, "qcqp": 300, "ncqcqp": 300, "cbf": 30},
-    ablation=100,
+    shares={"nclp": 0.5, "damping": 0.25, "warmup": 0.25, "soft": 0.25}
+    | dict.fromkeys(("qcqp", "ncqcqp", "inequalities"), 0.05),
+    epochs={"nclp": 300, "qcqp": 150, "ncqcqp": 150, "cbf": 30},
+    ablation=60,
+    parity={"record": 100},
     best={
-        "nclp": {**_WIDE, **_RECORD, "batch": 500},
-        "qcqp": {**_WIDE, **_RECORD, "batch": 400, "weight_decay": 0.0, "snare.record": 17},
-        "ncqcqp": {**_WIDE, **_RECORD, "batch": 400, "weight_decay": 0.0, "snare.record": 18},
+        "nclp": {**_WIDE, **_RECORD, "batch": 500, "snare.nearest": 60, "fsnet.epochs": 15},
+        "qcqp": {**_WIDE, **_RECORD, **_CURVED, "snare.record": 17},
+        "ncqcqp": {**_WIDE, **_RECORD, **_CURVED, "snare.record": 18},
     },
-    small={"batch": 400},
-    own={"optnet.epochs": 2},
+    small={"batch": 400, "record": 100},
+    own={"optnet.epochs": 1, "hproj.pretrain": 4000},
 )
 PAPER = Budget(
     name="paper",
@@ -148,6 +159,7 @@ PAPER = Budget(
     share=1.0,
     epochs=STANDARD.epochs,
     ablation=STANDARD.ablation,
+    parity=STANDARD.parity,
     best=STANDARD.best,
     small=STANDARD.small,
     each_tolerance=True,

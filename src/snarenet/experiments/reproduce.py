@@ -92,8 +92,8 @@ def reproduce(
         quiet: show no progress.
     """
     chosen = [item for name, item in ITEMS.items() if name in _names(items)]
-    plan = _budget(budget) if share is None else replace(_budget(budget), share=share)
-    labs = {item.name: Lab(plan, _seeds(item, seeds), out, device, engine, cluster, train) for item in chosen}
+    plan = _budget(budget) if share is None else replace(_budget(budget), share=share, shares={})
+    labs = {item.name: Lab(plan.of(item.name), _seeds(item, seeds), out, device, engine, cluster, train) for item in chosen}
     planned = {item.name: _jobs(item, labs[item.name]) for item in chosen}
     failures: dict[str, str] = {}
     if train:
@@ -201,7 +201,7 @@ def _origin(item: Item, lab: Lab, jobs: list[Job]) -> dict[str, Any]:
             machines[_machine(run)] += 1
     words = ["snarenet reproduce", item.name, "--budget", lab.budget.name, "--seeds", str(lab.seeds)]
     usual = BUDGETS.get(lab.budget.name)
-    if usual is not None and usual.share != lab.budget.share:
+    if usual is not None and usual.of(item.name).share != lab.budget.share:
         words += ["--share", f"{lab.budget.share:g}"]
     return {
         "command": " ".join([*words, "--device", device.type, "--out", lab.out.name or "."]),

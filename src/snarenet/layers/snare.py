@@ -13,7 +13,7 @@ from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
-from snarenet.repair.options import check_count
+from snarenet.repair.options import check_count, check_weights
 from snarenet.repair.recording import Recorder
 from snarenet.solution import Solution
 
@@ -34,6 +34,7 @@ class SnareLayer(Layer):
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.
         store_factors: keep factors for the backward pass; see `repair`.
         nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
+        weights: (n,) how dear it is to move each variable, for `nearest`; see `repair`.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. A batch with samples that need more steps is
             repaired again without it, as is any under constraints with tensors that need a gradient. One call must be
@@ -63,18 +64,22 @@ class SnareLayer(Layer):
         solver: Solver = "auto",
         store_factors: Store = "auto",
         nearest: int = 0,
+        weights: Tensor | None = None,
         record: int = 0,
     ) -> None:
         super().__init__(constraints, tol, max_steps, on_failure)
         check_options(rows, tol, max_steps, solver, store_factors, dtype)
         check_count("record", record)
         check_count("nearest", nearest)
+        check_weights(weights, nearest, constraints.size)
         self.damping = as_damping(damping)
         self.rows: Rows = rows
         self.rescue, self.dtype = rescue, dtype
         self.solver: Solver = solver
         self.store_factors: Store = store_factors
         self.nearest, self.record = nearest, record
+        self.weights: Tensor | None
+        self.register_buffer("weights", weights)
         self._recorder = Recorder()
         self.register_load_state_dict_post_hook(_prepare_again)
         self.prepare()
@@ -112,6 +117,7 @@ class SnareLayer(Layer):
             relax=relax,
             rescue=rescue,
             nearest=self.nearest,
+            weights=self.weights,
             solver=self.solver,
             store_factors=self.store_factors,
             dtype=self.dtype,

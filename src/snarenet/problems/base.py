@@ -96,6 +96,11 @@ class Problem(nn.Module, ABC):
         )
 
     @property
+    def curvature(self) -> Tensor | None:
+        """(n,) typical second derivatives of the objective, all positive; None where they are not known."""
+        return None
+
+    @property
     def solvable(self) -> bool:
         """Is every input one optimisation problem for a solver? Not where `run` is the family's own: a policy, say."""
         return type(self).run is Problem.run

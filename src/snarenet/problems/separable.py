@@ -24,3 +24,9 @@ class Separable(Problem):
 
     def objective(self, y: Tensor, x: Tensor) -> Tensor:
         return (0.5 * self.square * y.square() + self.linear * y + self.sine * y.sin()).sum(1)
+
+    @property
+    def curvature(self) -> Tensor:
+        """a + |c| / 2: about a minimum the sine bends f upwards, by at most |c|; never less than a tenth of the mean."""
+        bend = self.square + self.sine.abs() / 2
+        return bend.clamp(min=0.1 * bend.mean())

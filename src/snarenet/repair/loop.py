@@ -25,7 +25,7 @@ from snarenet.linalg import ConjugateGradients
 from snarenet.repair import curved, fused
 from snarenet.repair.curved import CurvedSpace
 from snarenet.repair.nearest import approach
-from snarenet.repair.options import Rows, Solver, Store, check_count, check_options, relaxed
+from snarenet.repair.options import Rows, Solver, Store, check_count, check_options, check_weights, relaxed
 from snarenet.repair.spaces import ConstraintSpace, Space
 from snarenet.repair.structure import choose_space
 from snarenet.repair.tape import Step, Tape
@@ -51,6 +51,7 @@ def repair(
     relax: float | Tensor = 0.0,
     rescue: bool = False,
     nearest: int = 0,
+    weights: Tensor | None = None,
     solver: Solver = "auto",
     store_factors: Store = "auto",
     dtype: torch.dtype | None = None,
@@ -71,6 +72,8 @@ def repair(
         nearest: first go towards the nearest point that obeys the constant linear rows, by so many iterations of ADMM;
             20 or 30 make the result nearly the orthogonal projection, where all rows are such. Then a small damping
             does, such as `Annealed(1e-3, 0.1)`.
+        weights: (n,) positive numbers, how dear it is to move each variable: `nearest` then measures distances by
+            sum_i weights_i (y_i - z_i)^2. The second derivatives of an objective make the nearest point a good one.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
             problems.
         store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
@@ -79,12 +82,14 @@ def repair(
     damping = as_damping(damping)
     dtype = check_options(rows, tol, max_steps, solver, store_factors, dtype)
     check_count("nearest", nearest)
+    if not nearest or not isinstance(weights, Tensor):  # their numbers are checked once, where they are used
+        check_weights(weights, nearest)
     work = constraints.check(y).to(dtype)
     finite = work.isfinite().all(1)
     start = torch.where(finite.unsqueeze(1), work, 0.0)
     instance = relaxed(constraints.at(start, x), relax)
     if nearest:
-        start = approach(constraints.memo, instance, start, nearest)
+        start = approach(constraints.memo, instance, start, nearest, weights)
     room = _STORE_BYTES if store_factors == "auto" else math.inf if store_factors else 0
     krylov = solver if isinstance(solver, ConjugateGradients) else None
 

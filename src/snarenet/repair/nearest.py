@@ -11,6 +11,9 @@ and, with $K = (I + \rho A A^\top)^{-1}$ computed once, every iteration is one p
 $$ a = K A \hat y + (I - K)(z - s), \quad v = \alpha a + (1 - \alpha) z + s, \quad
    z \leftarrow \min(\max(v, l), u), \quad s \leftarrow v - z; \qquad y = \hat y - \rho A^\top s. $$
 
+With weights W, a diagonal, the distance is $\| y - \hat y \|_W$: rows have unit length if $a^\top W^{-1} a = 1$, and
+$A^\top$ alone becomes $W^{-1} A^\top$.
+
 On a GPU all iterations are one kernel each way. Whatever they leave of the violation, and all other rows, are the
 repair's.
 """
@@ -27,6 +30,7 @@ from snarenet.constraints.base import Instance
 from snarenet.constraints.data import Memo
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
 from snarenet.repair import fused, kernels
+from snarenet.repair.options import check_weights
 from snarenet.repair.structure import is_constant
 
 # chosen by the distance to the projection after 20 iterations, on validation inputs of NCLP
@@ -39,15 +43,19 @@ class _Rows(NamedTuple):
     A: Tensor  # (m, n)
     lengths: Tensor  # (m,) what they were divided by
     K: Tensor  # (m, m)
+    back: Tensor  # (m, n) A, its columns divided by the weights
 
 
-def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int) -> Tensor:
-    """Points (B, n) near the projections of y onto the constant linear rows; y itself if there are none."""
+def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
+    """Points (B, n) near the projections of y onto the constant linear rows; y itself if there are none.
+
+    `weights` (n,) are those of the squared distance, one for each variable; equal unless given.
+    """
     parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
     chosen = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap) or is_constant(part)]
     if not chosen:
         return y
-    rows = _rows(memo, parts, chosen, y)
+    rows = _rows(memo, parts, chosen, y, weights)
     counts = [part.rows for part in parts]
     lower, upper = (
         torch.cat([b for i, b in enumerate(bound.split(counts, 1)) if i in chosen], 1) / rows.lengths
@@ -56,7 +64,7 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int) -> Tens
     image = y @ rows.A.T
     in_kernel = kernels.supported(image) and image.shape[1] <= fused.MOST_ROWS
     multipliers = _Multipliers.apply if in_kernel else _multipliers
-    return y - _PENALTY * (multipliers(image, lower, upper, rows.K, iterations) @ rows.A)
+    return y - _PENALTY * (multipliers(image, lower, upper, rows.K, iterations) @ rows.back)
 
 
 def _multipliers(image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
@@ -97,17 +105,20 @@ class _Multipliers(torch.autograd.Function):
         return cotangent, lower, upper, None, None
 
 
-def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor) -> _Rows:
+def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor, weights: Tensor | None) -> _Rows:
     """The rows of the chosen parts; computed once."""
     matrices = tuple(part.A for part in (parts[i] for i in chosen) if isinstance(part, LinearMap))
+    given = () if weights is None else (weights,)
 
     def build() -> _Rows:
+        check_weights(weights, 1, y.shape[1])
         eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
         A = torch.cat([part.A if isinstance(part, LinearMap) else eye for part in (parts[i] for i in chosen)])
-        lengths = A.norm(dim=1)
+        back = A if weights is None else A / weights.to(A.dtype)
+        lengths = (A * back).sum(1).sqrt()
         lengths = torch.where(lengths > 0, lengths, 1.0)
-        A = A / lengths.unsqueeze(1)
-        gram = torch.eye(len(A), dtype=A.dtype, device=A.device) + _PENALTY * A @ A.T
-        return _Rows(A, lengths, torch.linalg.inv(gram).contiguous())
+        A, back = A / lengths.unsqueeze(1), back / lengths.unsqueeze(1)
+        gram = torch.eye(len(A), dtype=A.dtype, device=A.device) + _PENALTY * A @ back.T
+        return _Rows(A, lengths, torch.linalg.inv(gram).contiguous(), back)
 
-    return memo.get(("nearest", *chosen, y.shape[1], y.dtype, y.device), matrices, build)
+    return memo.get(("nearest", *chosen, len(given), y.shape[1], y.dtype, y.device), (*matrices, *given), build)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Instance
-from snarenet.constraints.data import check_shape, tracing
+from snarenet.constraints.data import check_shape, describe, tracing
 from snarenet.linalg import ConjugateGradients
 
 Rows = Literal["auto", "all", "active"]
@@ -62,3 +62,16 @@ def check_count(name: str, value: object, least: int = 0) -> None:
     """Raise unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"`{name}` must be a whole number >= {least}, but got {value!r}")
+
+
+def check_weights(weights: Tensor | None, nearest: int, size: int | None = None) -> None:
+    """Raise unless `weights` is None, or positive numbers (n,) that `nearest` can use."""
+    if weights is None:
+        return
+    if nearest == 0:
+        raise ValueError("`weights` are those of the distance that `nearest` makes small, but `nearest` is 0")
+    if not isinstance(weights, Tensor) or weights.requires_grad:
+        raise ValueError(f"`weights` must be a constant tensor of shape ({size or 'n'},), but got {describe(weights)}")
+    check_shape("weights", weights, (size or "n",))
+    if not bool(((weights > 0) & weights.isfinite()).all()):
+        raise ValueError("`weights` must be positive and finite")
