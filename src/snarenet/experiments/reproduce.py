@@ -93,15 +93,16 @@ def reproduce(
     """
     chosen = [item for name, item in ITEMS.items() if name in _names(items)]
     plan = _budget(budget) if share is None else replace(_budget(budget), share=share, shares={})
-    labs = {item.name: Lab(plan.of(item.name), _seeds(item, seeds), out, device, engine, cluster, train) for item in chosen}
+    where = (out, device, engine, cluster, train)
+    labs = {item.name: Lab(plan.of(item.name), _seeds(item, seeds), *where) for item in chosen}
     planned = {item.name: _jobs(item, labs[item.name]) for item in chosen}
     failures: dict[str, str] = {}
     if train:
         every = {job.name: job for item in chosen if item.sweeps for job in planned[item.name]}
-        where = {"device": device, "workers": jobs, "cluster": cluster, "stacked": stacked, "quiet": quiet}
+        how = {"device": device, "workers": jobs, "cluster": cluster, "stacked": stacked, "quiet": quiet}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepairWarning)  # the tables say how many instances failed
-            failures = sweep(every.values(), out / "runs", **where)
+            failures = sweep(every.values(), out / "runs", **how)
         for item in chosen:
             item.prepare(labs[item.name])
     found = []

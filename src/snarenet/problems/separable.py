@@ -27,6 +27,6 @@ class Separable(Problem):
 
     @property
     def curvature(self) -> Tensor:
-        """a + |c| / 2: about a minimum the sine bends f upwards, by at most |c|; never less than a tenth of the mean."""
+        """a + |c| / 2, at least a tenth of the mean: about a minimum the sine bends f upwards, by up to |c|."""
         bend = self.square + self.sine.abs() / 2
         return bend.clamp(min=0.1 * bend.mean())
