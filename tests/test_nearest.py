@@ -144,9 +144,9 @@ def test_gradients(weights: Tensor | None) -> None:
     assert torch.autograd.gradcheck(outcome, (y, x, upper), atol=1e-5)
 
 
-def test_curved_rows_are_left_to_the_repair() -> None:
-    """Only the linear rows count for the start; without any, it is the prediction."""
-    disk = sn.Quadratic(torch.ones(1, 10, dtype=torch.float64), torch.zeros(1, 10, dtype=torch.float64), upper=4.0)
+def test_other_rows_are_left_to_the_repair() -> None:
+    """Next to functions only the linear rows count for the start; without any, it is the prediction."""
+    disk = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), rows=1, upper=4.0)
     both = disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
     solution = sn.repair(both, Y, X, nearest=20, damping=FINISH)
     assert solution.converged.all()

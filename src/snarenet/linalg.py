@@ -305,7 +305,7 @@ class Dual(System):
         self.weight = column(damping)
         self.diagonal = delta if active is None else delta * active + (1 - active)
         self.krylov = krylov
-        self.places = None if active is None or krylov else _places(active, factor)
+        self.places = None if active is None or krylov else places_of(active, factor)
         self.factor = None if krylov else (self._factor() if factor is None else factor)
 
     def _factor(self) -> Tensor:
@@ -313,10 +313,10 @@ class Dual(System):
         if places is not None and active is not None:
             active, diagonal = active.gather(1, places), diagonal.gather(1, places)
         if places is not None and J.ndim == 3:
-            J, places = _rows_at(J, places), None
+            J, places = rows_at(J, places), None
         W = J if self.eliminated is None else self.eliminated.root(J)
         if places is not None and W.ndim == 3:  # what was eliminated differs from sample to sample
-            W, places = _rows_at(W, places), None
+            W, places = rows_at(W, places), None
         gram = W @ W.mT
         if gram.ndim == 2:
             gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
@@ -364,12 +364,12 @@ class Dual(System):
         return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
 
 
-def _rows_at(matrices: Tensor, places: Tensor) -> Tensor:
+def rows_at(matrices: Tensor, places: Tensor) -> Tensor:
     """The rows (B, k, n) of matrices (B, m, n) at places (B, k)."""
     return matrices.gather(1, places.unsqueeze(2).expand(-1, -1, matrices.shape[2]))
 
 
-def _places(active: Tensor, factor: Tensor | None) -> Tensor | None:
+def places_of(active: Tensor, factor: Tensor | None) -> Tensor | None:
     """(B, k) the places of each sample's active rows, filled up with others; None if most rows are active anyway.
 
     A factor that was kept says how many there are.

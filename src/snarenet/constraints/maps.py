@@ -43,6 +43,7 @@ class Map(ABC):
 
     rows: int
     linear: bool = False  # the same Jacobian at every y
+    separable: bool = False  # the second derivatives of every row are a diagonal, which `bend` knows
 
     @abstractmethod
     def value(self, y: Tensor) -> Tensor:
@@ -67,6 +68,10 @@ class Map(ABC):
     def row_norms(self, y: Tensor) -> Tensor:
         """Squared lengths of the rows of J(y): (B, rows)."""
         return self.jacobian(y).square().sum(-1).expand(y.shape[0], self.rows)
+
+    def bend(self, weights: Tensor) -> Tensor:
+        """(B, n) the diagonal of the second derivative of <weights, g>, where it is one and the same at every y."""
+        raise ValueError("the second derivatives of this map are no constant diagonals")
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""
@@ -117,7 +122,7 @@ def _needing_grad(*tensors: Tensor) -> tuple[Tensor, ...]:
 class LinearMap(Map):
     """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample."""
 
-    linear = True
+    linear = separable = True
 
     def __init__(self, A: Tensor) -> None:
         self.A = A
@@ -140,6 +145,9 @@ class LinearMap(Map):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         return transposed_times(self.A, weights)
 
+    def bend(self, weights: Tensor) -> Tensor:
+        return weights.new_zeros(len(weights), self.A.shape[-1])
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return _needing_grad(self.A)
 
@@ -158,7 +166,7 @@ class LinearMap(Map):
 class IdentityMap(Map):
     """g(y) = y: the rows of a box."""
 
-    linear = True
+    linear = separable = True
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -178,6 +186,9 @@ class IdentityMap(Map):
     def row_norms(self, y: Tensor) -> Tensor:
         return torch.ones_like(y)
 
+    def bend(self, weights: Tensor) -> Tensor:
+        return torch.zeros_like(weights)
+
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         return [weights, *(None for _ in wanted)]
 
@@ -191,7 +202,7 @@ class QuadraticMap(Map):
 
     def __init__(self, H: Tensor, G: Tensor, diagonal: bool) -> None:
         self.H, self.G, self.diagonal = H, G, diagonal
-        self.rows = G.shape[-2]
+        self.rows, self.separable = G.shape[-2], diagonal
 
     def _bend(self, t: Tensor) -> Tensor:
         """(H_i + H_i') t for every row i: (B, rows, n)."""
@@ -227,6 +238,9 @@ class QuadraticMap(Map):
             return super().row_norms(y)
         squares = 4 * times(self.H.square(), y.square()) + 4 * times(self.H * self.G, y)  # without a Jacobian
         return (squares + self.G.square().sum(-1)).clamp(min=0)
+
+    def bend(self, weights: Tensor) -> Tensor:
+        return 2 * transposed_times(self.H, weights) if self.diagonal else super().bend(weights)
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return _needing_grad(self.H, self.G)
@@ -379,6 +393,7 @@ class StackedMap(Map):
         self.sizes = [part.rows for part in self.parts]
         self.rows = sum(self.sizes)
         self.linear = all(part.linear for part in self.parts)
+        self.separable = all(part.separable for part in self.parts)
 
     def value(self, y: Tensor) -> Tensor:
         return _join([part.value(y) for part in self.parts], y.new_empty(y.shape[0], 0))
@@ -412,6 +427,10 @@ class StackedMap(Map):
 
     def row_norms(self, y: Tensor) -> Tensor:
         return _join([part.row_norms(y) for part in self.parts], y.new_empty(y.shape[0], 0))
+
+    def bend(self, weights: Tensor) -> Tensor:
+        pieces = zip(self.parts, weights.split(self.sizes, 1), strict=True)
+        return torch.stack([part.bend(own) for part, own in pieces]).sum(0)
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         found = {id(t): t for part in self.parts for t in part.tensors(y)}  # parts may share one

@@ -80,7 +80,7 @@ class SparseMap(LinearMap):
     """g(y) = A y with one sparse A; dense, as `A`, only for a direct route that asks for it."""
 
     def __init__(self, matrix: SparseMatrix, dtype: torch.dtype) -> None:
-        self.rows = matrix.shape[0]
+        self.rows, self.separable = matrix.shape[0], matrix.small  # for direct routes
         self._matrix, self._dtype = matrix, dtype
         self.compressed = matrix.compressed(dtype), matrix.compressed(dtype, transpose=True)
         squares = matrix.values.to(dtype).square()

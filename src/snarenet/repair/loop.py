@@ -69,9 +69,11 @@ def repair(
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
         rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
-        nearest: first go towards the nearest point that obeys the constant linear rows, by so many iterations of ADMM;
-            20 or 30 make the result nearly the orthogonal projection, where all rows are such. Then a small damping
-            does, such as `Annealed(1e-3, 0.1)`.
+        nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
+            constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
+            damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that bend along the axes, or depend on
+            x, they are of Newton's method, 10 to 26, and the projection is exact, or, where it was not found, not made.
+            Next to other rows only those that are linear and constant count.
         weights: (n,) positive numbers, how dear it is to move each variable: `nearest` then measures distances by
             sum_i weights_i (y_i - z_i)^2. The second derivatives of an objective make the nearest point a good one.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large

@@ -31,6 +31,7 @@ from snarenet.constraints.data import Memo
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
 from snarenet.repair import fused, kernels
 from snarenet.repair.options import check_weights
+from snarenet.repair.projection import project
 from snarenet.repair.structure import is_constant
 
 # chosen by the distance to the projection after 20 iterations, on validation inputs of NCLP
@@ -47,12 +48,18 @@ class _Rows(NamedTuple):
 
 
 def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
-    """Points (B, n) near the projections of y onto the constant linear rows; y itself if there are none.
+    """Points (B, n) near the projections of y.
 
-    `weights` (n,) are those of the squared distance, one for each variable; equal unless given.
+    Where all rows bend at most along the axes, and some are not constant and linear, these are the projections onto all
+    rows, by `project`; else onto the constant linear rows, by ADMM, and y itself if there are none. `weights` (n,) are
+    those of the squared distance, one for each variable; equal unless given.
     """
+    if weights is not None:
+        memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
     parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
     chosen = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap) or is_constant(part)]
+    if len(chosen) < len(parts) and instance.map.separable:
+        return project(instance, y, iterations, weights)
     if not chosen:
         return y
     rows = _rows(memo, parts, chosen, y, weights)
@@ -111,7 +118,6 @@ def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor, weight
     given = () if weights is None else (weights,)
 
     def build() -> _Rows:
-        check_weights(weights, 1, y.shape[1])
         eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
         A = torch.cat([part.A if isinstance(part, LinearMap) else eye for part in (parts[i] for i in chosen)])
         back = A if weights is None else A / weights.to(A.dtype)

@@ -1,0 +1,120 @@
+r"""`project`: the nearest point of a set whose rows bend at most along the axes, by Newton's method on active rows.
+
+$$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
+   W (z - y) + J(z)^\top \mu = 0. $$
+
+A row counts as active if it is an equality, or if its multiplier and its value together say so: above where
+$\mu_i + c_i (g_i - u_i) > 0$, below where $\mu_i + c_i (g_i - l_i) < 0$, with $c_i$ one over the squared length of the
+row. With the active rows held at their bounds and all other multipliers at zero, one step of Newton's method is
+
+$$ (J D^{-1} J^\top)\, d\mu = r - J D^{-1} s, \quad dz = -D^{-1} (s + J^\top d\mu), \quad
+   s = W (z - y) + J^\top \mu, \quad D = W + \sum_i \mu_i \nabla^2 g_i(z), $$
+
+D being a diagonal. Far away, where active rows come and go, a share of its diagonal is added to the system: first a
+large one that vanishes within a few steps, then, for those who did not settle, from the start with one that stays for a
+while. From predictions near the set that takes about ten steps to all digits. Where it has not settled after the number
+allowed, the prediction stays as it is, and the set is the repair's to reach.
+
+The gradient is that of one more step: at a fixed point of Newton's method its derivative in y, in the bounds and in
+every tensor inside g, with z, mu and the factor held fixed, is that of the projection itself.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, islice, repeat
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Instance
+from snarenet.constraints.data import tracing
+from snarenet.constraints.maps import times, transposed_times
+from snarenet.linalg import places_of, rows_at
+
+_FLAT = 0.1  # D is at least this share of W, where rows bend the other way
+_LEAST = 1e-13  # share of its diagonal that is always added to the system: active rows may depend on each other
+# the shares step by step; where one is larger than the one before, the search begins anew
+_SHARES = (
+    *(1.0, 0.1, 0.01, 1e-3, 1e-4, *[_LEAST] * 7),
+    *(*[0.1] * 8, *[_LEAST] * 6),
+    *(*[1.0] * 4, *[0.3] * 8, *[0.03] * 3, *[_LEAST] * 6),
+)
+
+
+class _Newton(NamedTuple):
+    """One step of the method."""
+
+    z: Tensor  # (B, n) where it leads
+    multipliers: Tensor  # (B, rows)
+    sound: Tensor  # (B,) false where the system had no factor
+
+
+def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
+    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data."""
+    scale = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
+    with torch.no_grad():
+        z, multipliers, found = _search(_detached(instance), y.detach(), iterations, scale)
+    if torch.is_grad_enabled():
+        z = _step(instance, z, multipliers, y, scale, _LEAST).z
+    return torch.where(found.unsqueeze(1), z, y)
+
+
+def _detached(instance: Instance) -> Instance:
+    return instance._replace(
+        map=instance.map.detached({}), lower=instance.lower.detach(), upper=instance.upper.detach()
+    )
+
+
+def _search(instance: Instance, y: Tensor, iterations: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(z, multipliers, found) after so many steps; samples that have settled rest."""
+    traced, enough, last = tracing(), torch.finfo(y.dtype).eps ** (2 / 3), math.inf
+    z, multipliers = y, torch.zeros_like(instance.lower)
+    found = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    for share in islice(chain(_SHARES, repeat(_LEAST)), iterations):
+        if share > last:
+            z = torch.where(found.unsqueeze(1), z, y)
+            multipliers = torch.where(found.unsqueeze(1), multipliers, 0.0)
+        last = share
+        # a compiled or recorded search cannot choose
+        left = torch.arange(len(y), device=y.device) if traced else (~found).nonzero().squeeze(1)
+        if not len(left):
+            break
+        before = z[left]
+        step = _step(instance.select(left), before, multipliers[left], y[left], weights, share)
+        moves = (step.sound & ~found[left]).unsqueeze(1)
+        z = z.index_copy(0, left, torch.where(moves, step.z, before))
+        multipliers = multipliers.index_copy(0, left, torch.where(moves, step.multipliers, multipliers[left]))
+        if share == _LEAST:
+            still = (step.z - before).abs().amax(1) <= enough * (1 + before.abs().amax(1))
+            found = found.index_copy(0, left, found[left] | (step.sound & still))
+    return z, multipliers, found
+
+
+def _step(instance: Instance, z: Tensor, multipliers: Tensor, y: Tensor, weights: Tensor, share: float) -> _Newton:
+    """One step from z; gradients flow to y, the bounds and the tensors of g, not through the system."""
+    map, lower, upper = instance.map, instance.lower, instance.upper
+    value = map.value(z)
+    with torch.no_grad():
+        J = map.jacobian(z).expand(len(z), -1, -1)
+        reach = 1 / (J.square() / weights).sum(2).clamp(min=torch.finfo(z.dtype).tiny)
+        above = (lower == upper) | (multipliers + reach * (value - upper) > 0)
+        active = above | (multipliers + reach * (value - lower) < 0)
+        multipliers = torch.where(active, multipliers, 0.0)
+        D = torch.maximum(weights + map.bend(multipliers), _FLAT * weights)
+        places = places_of(active, None)
+        used = active if places is None else active.gather(1, places)
+        J = (J if places is None else rows_at(J, places)) * used.unsqueeze(2)
+        lifted = J / D.unsqueeze(1)
+        system = lifted @ J.mT
+        diagonal = system.diagonal(dim1=1, dim2=2)
+        diagonal.add_(torch.where(used, share * diagonal, 1.0))
+        factor, broken = torch.linalg.cholesky_ex(system)
+    off = torch.where(above, value - upper, torch.where(active, value - lower, 0.0))
+    slope = weights * (z - y) + map.vjp(z, multipliers)
+    right = (off if places is None else off.gather(1, places)) - times(lifted, slope)
+    change = torch.cholesky_solve(torch.where(used, right, 0.0).unsqueeze(2), factor).squeeze(2)
+    moved = z - (slope + transposed_times(J, change)) / D
+    spread = change if places is None else torch.zeros_like(off).scatter(1, places, change)
+    return _Newton(moved, multipliers + spread, broken == 0)
