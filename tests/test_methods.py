@@ -381,7 +381,7 @@ def test_names_and_settings() -> None:
     assert sn.TrainConfig.recipe("best", "nclp", method="hardnet", epochs=10).relaxed_epochs == 4  # a third
     assert sn.TrainConfig(relaxation="soft", relax_epochs=2).relaxed_epochs == 2
     assert sn.TrainConfig(relax_epochs=2).relaxed_epochs == 0
-    assert (sn.TrainConfig.recipe("best", "nclp").nearest, sn.TrainConfig.recipe("best", "qcqp").nearest) == (20, 0)
+    assert (sn.TrainConfig.recipe("best", "nclp").nearest, sn.TrainConfig.recipe("best", "qcqp").nearest) == (35, 26)
     assert sn.TrainConfig.recipe("best", "nclp", method="pinet").nearest == 0
     assert all(kind.title for kind in METHODS.values())
 

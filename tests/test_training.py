@@ -54,10 +54,18 @@ class TestConfig:
         assert sn.TrainConfig.recipe("paper", "qcqp").batch == 100
         assert sn.TrainConfig.recipe("paper", "cbf").relaxation == "soft"
         assert sn.TrainConfig.recipe("best", "qcqp", epochs=7) == sn.TrainConfig(
-            proximity=1e-3, damping_ratio=0.5, epochs=7
+            proximity=1e-3, damping_ratio=0.5, nearest=26, curvature=True, epochs=7
         )
         with pytest.raises(ValueError, match="`name` must be 'best' or 'paper'"):
             sn.TrainConfig.recipe("worst")
+
+    def test_curvature_weighs_the_nearest_point(self) -> None:
+        problem = sn.problems.load("nclp", size=12, inequalities=4, equalities=4, instances=60)
+        weights = sn.TrainConfig(nearest=5, curvature=True).build_layer(problem).weights
+        assert torch.equal(weights, problem.curvature)
+        assert (weights >= 0.1 * (problem.square + problem.sine / 2).mean()).all()
+        assert sn.TrainConfig(nearest=5).build_layer(problem).weights is None
+        assert sn.TrainConfig(curvature=True).build_layer(problem).weights is None  # nobody asks for the nearest point
 
     @pytest.mark.parametrize(
         ("field", "value", "message"),

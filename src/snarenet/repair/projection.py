@@ -5,7 +5,7 @@ $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
 
 A row counts as active if it is an equality, or if its multiplier and its value together say so: above where
 $\mu_i + c_i (g_i - u_i) > 0$, below where $\mu_i + c_i (g_i - l_i) < 0$, with $c_i$ one over the squared length of the
-row. With the active rows held at their bounds and all other multipliers at zero, one step of Newton's method is
+row at y. With the active rows held at their bounds and all other multipliers at zero, one step of Newton's method is
 
 $$ (J D^{-1} J^\top)\, d\mu = r - J D^{-1} s, \quad dz = -D^{-1} (s + J^\top d\mu), \quad
    s = W (z - y) + J^\top \mu, \quad D = W + \sum_i \mu_i \nabla^2 g_i(z), $$
@@ -43,6 +43,19 @@ _SHARES = (
 )
 
 
+class _Task(NamedTuple):
+    """What is projected onto what."""
+
+    instance: Instance
+    y: Tensor
+    weights: Tensor  # (n,)
+    reach: Tensor  # (B, rows) one over the squared length of each row at y
+
+    def select(self, index: Tensor) -> _Task:
+        """Some of the samples."""
+        return _Task(self.instance.select(index), self.y[index], self.weights, self.reach[index])
+
+
 class _Newton(NamedTuple):
     """One step of the method."""
 
@@ -53,24 +66,22 @@ class _Newton(NamedTuple):
 
 def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
     """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data."""
-    scale = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
+    metric = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
     with torch.no_grad():
-        z, multipliers, found = _search(_detached(instance), y.detach(), iterations, scale)
+        squares = (instance.map.jacobian(y).square() / metric).sum(-1).expand_as(instance.lower)
+        reach = 1 / squares.clamp(min=torch.finfo(y.dtype).tiny)
+        fixed = instance._replace(map=instance.map.detached({}))
+        z, multipliers, found = _search(_Task(fixed, y, metric, reach), iterations)
     if torch.is_grad_enabled():
-        z = _step(instance, z, multipliers, y, scale, _LEAST).z
+        z = _step(_Task(instance, y, metric, reach), z, multipliers, _LEAST).z
     return torch.where(found.unsqueeze(1), z, y)
 
 
-def _detached(instance: Instance) -> Instance:
-    return instance._replace(
-        map=instance.map.detached({}), lower=instance.lower.detach(), upper=instance.upper.detach()
-    )
-
-
-def _search(instance: Instance, y: Tensor, iterations: int, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _search(task: _Task, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """(z, multipliers, found) after so many steps; samples that have settled rest."""
-    traced, enough, last = tracing(), torch.finfo(y.dtype).eps ** (2 / 3), math.inf
-    z, multipliers = y, torch.zeros_like(instance.lower)
+    y, traced, last = task.y, tracing(), math.inf
+    enough = torch.finfo(y.dtype).eps ** (2 / 3)
+    z, multipliers = y, torch.zeros_like(task.reach)
     found = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     for share in islice(chain(_SHARES, repeat(_LEAST)), iterations):
         if share > last:
@@ -82,7 +93,7 @@ def _search(instance: Instance, y: Tensor, iterations: int, weights: Tensor) -> 
         if not len(left):
             break
         before = z[left]
-        step = _step(instance.select(left), before, multipliers[left], y[left], weights, share)
+        step = _step(task.select(left), before, multipliers[left], share)
         moves = (step.sound & ~found[left]).unsqueeze(1)
         z = z.index_copy(0, left, torch.where(moves, step.z, before))
         multipliers = multipliers.index_copy(0, left, torch.where(moves, step.multipliers, multipliers[left]))
@@ -92,13 +103,12 @@ def _search(instance: Instance, y: Tensor, iterations: int, weights: Tensor) -> 
     return z, multipliers, found
 
 
-def _step(instance: Instance, z: Tensor, multipliers: Tensor, y: Tensor, weights: Tensor, share: float) -> _Newton:
+def _step(task: _Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
     """One step from z; gradients flow to y, the bounds and the tensors of g, not through the system."""
-    map, lower, upper = instance.map, instance.lower, instance.upper
+    (map, lower, upper, _), y, weights, reach = task
     value = map.value(z)
     with torch.no_grad():
         J = map.jacobian(z).expand(len(z), -1, -1)
-        reach = 1 / (J.square() / weights).sum(2).clamp(min=torch.finfo(z.dtype).tiny)
         above = (lower == upper) | (multipliers + reach * (value - upper) > 0)
         active = above | (multipliers + reach * (value - lower) < 0)
         multipliers = torch.where(active, multipliers, 0.0)
