@@ -67,6 +67,16 @@ def test_inference_without_a_graph_break(kind: str) -> None:
     torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["constant", "quadratic"])
+def test_a_start_at_the_projection(kind: str) -> None:
+    m = model(kind, nearest=14, weights=torch.linspace(1, 3, 6, dtype=torch.float64))
+    with torch.no_grad():
+        actual = torch.compile(m, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-9)
+    exported = torch.export.export(m.eval(), (x,), strict=False).module()
+    torch.testing.assert_close(exported(x), m(x), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["box", "quadratic", "function"])
 def test_training_any_set(kind: str) -> None:
     """Other sets leave the graph for the repair and come back; gradients are the same."""

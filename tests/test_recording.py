@@ -88,13 +88,16 @@ class TestRecorded:
         constraints = polytope().to("cuda")
         return sn.SnareLayer(constraints, record=record, **options), sn.SnareLayer(constraints, **options)
 
+    @pytest.mark.parametrize("nearest", [0, 20])
     @pytest.mark.parametrize("quadratic", [False, True])
-    def test_equal_to_the_layer(self, quadratic: bool) -> None:
+    def test_equal_to_the_layer(self, quadratic: bool, nearest: int) -> None:
         constraints = polytope().to("cuda")
         if quadratic:
             H, G = draw(3, 16, seed=11).abs(), draw(3, 16, seed=12)
             constraints = constraints & sn.Quadratic(H, G, upper=20.0).to("cuda")
-        mine, plain = sn.SnareLayer(constraints, record=40), sn.SnareLayer(constraints)
+        weights = torch.linspace(1, 2, 16, dtype=torch.float64, device="cuda") if nearest else None
+        options = {"nearest": nearest, "weights": weights}
+        mine, plain = sn.SnareLayer(constraints, record=40, **options), sn.SnareLayer(constraints, **options)
         for seed in range(3):  # the second and third are replays
             y, x = draw(BATCH, 16, seed=seed, scale=2).cuda(), draw(BATCH, 4, seed=seed + 9).cuda()
             y.requires_grad_()

@@ -73,5 +73,5 @@ def check_weights(weights: Tensor | None, nearest: int, size: int | None = None)
     if not isinstance(weights, Tensor) or weights.requires_grad:
         raise ValueError(f"`weights` must be a constant tensor of shape ({size or 'n'},), but got {describe(weights)}")
     check_shape("weights", weights, (size or "n",))
-    if not bool(((weights > 0) & weights.isfinite()).all()):
+    if not tracing() and not bool(((weights > 0) & weights.isfinite()).all()):
         raise ValueError("`weights` must be positive and finite")
