@@ -275,7 +275,7 @@ _BEST_FAMILIES: dict[str, dict[str, Any]] = {
 
 # A start at the projection, or near it, trains better, and more so if distances are weighed by the curvature of the
 # objective. Gaps on the validation instances, one seed, batches of 400: after 40 epochs of `nclp` 1.9e-5, unweighted
-# 6.4e-5, with 20 iterations 3.8e-5, with 60 1.8e-5; after 30 epochs of `qcqp` 4.4e-5, without it 9.2e-4.
+# 6.4e-5; after 30 epochs of `qcqp` 4.4e-5, without it 9.2e-4; after 12 of `ncqcqp` 1.4e-4, without it 1.6e-3.
 _AT_PROJECTION = {"nearest": 26, "curvature": True}
 _BEST_OURS: dict[str, dict[str, Any]] = {
     "nclp": {"nearest": 35, "curvature": True, "damping_start": 1e-3, "damping_ratio": 0.1},
