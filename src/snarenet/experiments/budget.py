@@ -140,7 +140,7 @@ STANDARD = Budget(
     "every sample, has one epoch in batches of 32, FSNet a twentieth of the others' epochs, HardNet++ on curved sets a "
     "third, and HProj 4,000 steps of pretraining.",
     share=0.2,
-    shares={"nclp": 0.5, "damping": 0.25, "warmup": 0.25, "soft": 0.25, "cbf": 1.0}
+    shares={"nclp": 0.5, "damping": 0.25, "warmup": 0.25, "soft": 0.25}
     | dict.fromkeys(("qcqp", "ncqcqp", "inequalities"), 0.03),
     epochs={"nclp": 300, "qcqp": 150, "ncqcqp": 150, "cbf": 30},
     ablation=60,
