@@ -133,6 +133,29 @@ def test_nearest(monkeypatch, device: str, iterations: int) -> None:
 
 
 @on_devices
+class TestProjection:
+    """`search` against the plain search, each with its gradient."""
+
+    @pytest.mark.parametrize("build", [curved_set, without_equalities])
+    @pytest.mark.parametrize("iterations", [3, 12, 40])
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_equal_to_the_plain_one(self, monkeypatch, device: str, build: Build, iterations: int, weighted) -> None:
+        found, n = [], build().size
+        weights = torch.linspace(1, 3, n, dtype=torch.float64, device=device) if weighted else None
+        for on in (True, False):
+            with monkeypatch.context() as patch:
+                ran = use_kernels(patch, device, on)
+                found.append(repaired(build, device, nearest=iterations, weights=weights, max_steps=0))
+                assert ("search" in ran) is on
+        (mine, my_gradients), (theirs, their_gradients) = found
+        assert_equal(mine.value, theirs.value, 1e-8)
+        for g, h in zip(my_gradients, their_gradients, strict=True):
+            assert_equal(g, h, 1e-6)
+        if build is curved_set and iterations >= 12:  # the other set is hard, and few are found
+            assert mine.violation.max() < 1e-9
+
+
+@on_devices
 class TestCurved:
     @pytest.mark.parametrize("build", [curved_set, without_equalities])
     @pytest.mark.parametrize("rows", ["active", "all"])

@@ -37,7 +37,7 @@ METRICS = pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "wei
 def project(
     constraints: sn.Constraints, y: Tensor, x: Tensor, weights: Tensor | None = None, count: int = 60
 ) -> Tensor:
-    return projection.project(constraints.at(y, x), y, count, weights)
+    return projection.project(constraints.memo, constraints.at(y, x), y, count, weights)
 
 
 @SETS

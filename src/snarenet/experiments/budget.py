@@ -113,7 +113,7 @@ _NARROW = {"batch": 50, "width": 32}
 _WIDE = {"width": 1024, "depth": 3}
 _RECORD = {"record": 10, "hardnet++.record": 40}  # steps of a repair in a CUDA graph
 _CURVED = {"batch": 400, "weight_decay": 0.0, "hardnet++.epochs": 50, "fsnet.epochs": 8}
-_CURVED |= {"snare.nearest": 0, "snare.curvature": False}  # the projection is not a kernel yet: slow on a GPU
+_CURVED |= {"snare.nearest": 0, "snare.curvature": False}  # until its kernel is measured on a GPU
 
 SMOKE = Budget(
     name="smoke",

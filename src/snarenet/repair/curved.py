@@ -143,7 +143,7 @@ def iterate(
     value = y.clone(memory_format=torch.contiguous_format)
     status, steps = (torch.empty(batch, dtype=torch.int64, device=y.device) for _ in range(2))
     moves, scale = torch.empty(batch, dtype=torch.int32, device=y.device), y.new_empty(batch, rows.kept)
-    levels = _levels(schedule(job.damping, job.max_steps), y.dtype, y.device)
+    levels = numbers(schedule(job.damping, job.max_steps), y.dtype, y.device)
     stages: list[Stage] = []
     for begin in range(0, max(job.max_steps, 1), _STAGE):
         if begin and not tracing() and not bool((status == int(Status.MAX_STEPS)).any()):
@@ -167,7 +167,7 @@ def pull_back(record: Record, v: Tensor) -> tuple[Tensor, Tensor | None, Tensor 
     job, rows = record.job, record.job.space.rows
     cotangent, scale = v.clone(memory_format=torch.contiguous_format), torch.zeros_like(record.scale)
     lower, upper = (v.new_zeros(len(v) if record.bounds else 0, rows.eliminated + rows.kept) for _ in range(2))
-    levels = _levels(schedule(job.damping, job.max_steps), v.dtype, v.device)
+    levels = numbers(schedule(job.damping, job.max_steps), v.dtype, v.device)
     for stage in reversed(record.stages):
         _launch(
             "backward", job, stage.last,
@@ -178,12 +178,14 @@ def pull_back(record: Record, v: Tensor) -> tuple[Tensor, Tensor | None, Tensor 
 
 
 def _launch(name: str, job: Job, first: Tensor, *arguments: Tensor | int | float) -> None:
-    """One block a sample."""
-    rows = job.space.rows
-    shared = _shared_bytes(rows.size, rows.kept, rows.eliminated, first)
-    space = (*rows, int(job.space.active), int(job.space.relative))
-    program = kernels.load("curved", first.dtype, first.device)
-    program.launch(name, len(first), _THREADS, shared, [*space, first, *arguments])
+    launch(name, job.space.rows, first, int(job.space.active), int(job.space.relative), first, *arguments)
+
+
+def launch(name: str, rows: Rows, like: Tensor, *arguments: Tensor | int | float) -> None:
+    """Start a kernel for these rows: one block a sample, of which `like` has as many."""
+    shared = _shared_bytes(rows.size, rows.kept, rows.eliminated, like)
+    program = kernels.load("curved", like.dtype, like.device)
+    program.launch(name, len(like), _THREADS, shared, [*rows, *arguments])
 
 
 def _still(dtype: torch.dtype) -> float:
@@ -192,8 +194,9 @@ def _still(dtype: torch.dtype) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(dampings: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(dampings, dtype=dtype, device=device)
+def numbers(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of these, made once: a copy to the device cannot be recorded."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _shared_bytes(size: int, count: int, eliminated: int, y: Tensor) -> int:

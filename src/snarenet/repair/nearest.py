@@ -59,7 +59,7 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
     parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
     chosen = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap) or is_constant(part)]
     if len(chosen) < len(parts) and instance.map.separable:
-        return project(instance, y, iterations, weights)
+        return project(memo, instance, y, iterations, weights)
     if not chosen:
         return y
     rows = _rows(memo, parts, chosen, y, weights)

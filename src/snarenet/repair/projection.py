@@ -15,6 +15,8 @@ large one that vanishes within a few steps, then, for those who did not settle, 
 while. From predictions near the set that takes about ten steps to all digits. Where it has not settled after the number
 allowed, the prediction stays as it is, and the set is the repair's to reach.
 
+On a GPU, where rows are constant and fit, one block takes all steps of a sample (`search` in kernels/curved.cu).
+
 The gradient is that of one more step: at a fixed point of Newton's method its derivative in y, in the bounds and in
 every tensor inside g, with z, mu and the factor held fixed, is that of the projection itself.
 """
@@ -29,9 +31,11 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.data import tracing
-from snarenet.constraints.maps import times, transposed_times
+from snarenet.constraints.data import Memo, tracing
+from snarenet.constraints.maps import Map, StackedMap, times, transposed_times
 from snarenet.linalg import places_of, rows_at
+from snarenet.repair import curved, kernels
+from snarenet.repair.curved import Rows
 
 _FLAT = 0.1  # D is at least this share of W, where rows bend the other way
 _LEAST = 1e-13  # share of its diagonal that is always added to the system: active rows may depend on each other
@@ -64,26 +68,59 @@ class _Newton(NamedTuple):
     sound: Tensor  # (B,) false where the system had no factor
 
 
-def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
-    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data."""
+def project(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
+    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
+
+    `memo` keeps what is computed once.
+    """
     metric = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
     with torch.no_grad():
         squares = (instance.map.jacobian(y).square() / metric).sum(-1).expand_as(instance.lower)
         reach = 1 / squares.clamp(min=torch.finfo(y.dtype).tiny)
-        fixed = instance._replace(map=instance.map.detached({}))
-        z, multipliers, found = _search(_Task(fixed, y, metric, reach), iterations)
+        task = _Task(instance._replace(map=instance.map.detached({})), y, metric, reach)
+        rows = _constant_rows(memo, instance.map, y)
+        shares = tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations))
+        z, multipliers, found = _search(task, shares) if rows is None else _search_in_kernel(task, shares, rows)
     if torch.is_grad_enabled():
         z = _step(_Task(instance, y, metric, reach), z, multipliers, _LEAST).z
     return torch.where(found.unsqueeze(1), z, y)
 
 
-def _search(task: _Task, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(z, multipliers, found) after so many steps; samples that have settled rest."""
-    y, traced, last = task.y, tracing(), math.inf
-    enough = torch.finfo(y.dtype).eps ** (2 / 3)
+def _constant_rows(memo: Memo, map: Map, y: Tensor) -> Rows | None:
+    """The rows for the kernel; None if it cannot take them."""
+    if not kernels.supported(y) or not curved.suits(map):
+        return None
+    stacked = map if isinstance(map, StackedMap) else StackedMap([map])
+    return memo.get(
+        ("projection", y.dtype, y.device), curved.tensors(stacked), lambda: curved.describe(stacked, None, y)
+    )
+
+
+def _search_in_kernel(task: _Task, shares: tuple[float, ...], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """`_search` by one kernel."""
+    (_, lower, upper, _), y, weights, reach = task
+    y, lower, upper, reach = (tensor.contiguous() for tensor in (y, lower, upper, reach))
+    z, multipliers = torch.empty_like(y), torch.empty_like(reach)
+    found = torch.empty(len(y), dtype=torch.bool, device=y.device)
+    curved.launch(
+        "search", rows, y,
+        y, lower, upper, weights.contiguous(), reach, curved.numbers(shares, y.dtype, y.device), len(shares),
+        _LEAST, _FLAT, _enough(y), z, multipliers, found,
+    )  # fmt: skip
+    return z, multipliers, found
+
+
+def _enough(y: Tensor) -> float:
+    """A step that is smaller than this share of z was the last one."""
+    return torch.finfo(y.dtype).eps ** (2 / 3)
+
+
+def _search(task: _Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """(z, multipliers, found) after a step with each of the shares; samples that have settled rest."""
+    y, traced, last, enough = task.y, tracing(), math.inf, _enough(task.y)
     z, multipliers = y, torch.zeros_like(task.reach)
     found = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for share in islice(chain(_SHARES, repeat(_LEAST)), iterations):
+    for share in shares:
         if share > last:
             z = torch.where(found.unsqueeze(1), z, y)
             multipliers = torch.where(found.unsqueeze(1), multipliers, 0.0)

@@ -93,14 +93,19 @@ __device__ int gather(const Rows& rows, Work& s, Use use) {
   return count;
 }
 
-// W = J Q for the listed rows, and J P J' + damping diag(scale), P = Q diag(weights) Q'.
-__device__ void assemble(const Rows& rows, Work& s, real damping, int count) {
-  int n = rows.n, threads = blockDim.x, me = threadIdx.x;
-  int width = least((n + 31) / 32 * 32, threads), groups = threads / width, group = me / width, lane = me % width;
-  EACH(k, 0, n) {
+// The diagonal of P = Q diag(weights) Q', which eliminated rows leave to the others.
+__device__ void eliminate(const Rows& rows, Work& s, real damping) {
+  EACH(k, 0, rows.n) {
     real square = rows.e ? rows.values[k] * rows.values[k] : (real)0;
     s.weights[k] = square > 0 ? damping / (square + damping) : (real)1;
   }
+}
+
+// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
+template <typename Shift>
+__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
+  int n = rows.n, threads = blockDim.x, me = threadIdx.x;
+  int width = least((n + 31) / 32 * 32, threads), groups = threads / width, group = me / width, lane = me % width;
   for (int first = 0; first < count; first += CHUNK) {
     int some = least(CHUNK, count - first);
     for (int k = lane; k < n && group < groups; k += width) {
@@ -164,8 +169,8 @@ __device__ void assemble(const Rows& rows, Work& s, real damping, int count) {
     }
     if (at < tiles && slice == 0) {
       if (i == j) {
-        s.diagonal[i] = sum[0] += damping * s.scale[s.list[i]];
-        if (i + 1 < count) s.diagonal[i + 1] = sum[3] += damping * s.scale[s.list[i + 1]];
+        s.diagonal[i] = sum[0] = shifted(s.list[i], sum[0]);
+        if (i + 1 < count) s.diagonal[i + 1] = sum[3] = shifted(s.list[i + 1], sum[3]);
       } else {
         s.gram(i, j + 1) = sum[1];
       }
@@ -254,7 +259,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
     sums(rank, e, s.partial, [&](int c, int j) { return rows.left[j * rank + c] * s.r[j]; },
          [&](int c, real sum) { s.a[c] = sum * rows.values[c] / (rows.values[c] * rows.values[c] + damping); });
     EACH(c, rank, n) s.a[c] = 0;
-    assemble(rows, s, damping, count);
+    eliminate(rows, s, damping);
+    assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
     sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = s.r[e + s.list[i]] - sum; });
     __syncthreads();
@@ -345,7 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
     } else {
       EACH(i, 0, n) s.a[i] = v[i];
     }
-    assemble(rows, s, damping, count);
+    eliminate(rows, s, damping);
+    assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
     sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = sum; });
     __syncthreads();
@@ -403,4 +410,69 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
     __syncthreads();
   }
   EACH(i, 0, n) cotangent[sample * n + i] = v[i];
+}
+
+// The search of projection.py, which explains it: z and multipliers of the nearest point, and whether they were found.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
+    const real* constants, int n, int m, int e, int rank,
+    const real* points, const real* lowers, const real* uppers, const real* metric, const real* reaches,
+    const real* shares, int iterations, double least_share, double flat, double enough,
+    real* positions, real* multipliers, bool* found) {
+  SHARED_MEMORY(memory);
+  Rows rows(constants, n, m, 0, 0);
+  Work s(memory, rows);
+  long long sample = blockIdx.x;
+  const real *y = points + sample * n, *lower = lowers + sample * m, *upper = uppers + sample * m;
+  const real* reach = reaches + sample * m;
+  real *mu = s.w, *slope = s.t, *value = s.r;
+  bool settled = false;
+  for (int k = 0; k < iterations && !settled; k++) {
+    real share = shares[k];
+    if (k == 0 || share > shares[k - 1]) {  // begin, or begin anew
+      EACH(c, 0, n) s.y[c] = y[c];
+      EACH(i, 0, m) mu[i] = 0;
+    }
+    __syncthreads();
+    sums(m, n, s.partial, [&](int j, int c) { return (rows.Ht[c * m + j] * s.y[c] + rows.Gt[c * m + j]) * s.y[c]; },
+         [&](int j, real g) { value[j] = g; });
+    __syncthreads();
+    EACH(j, 0, m) {
+      bool above = lower[j] == upper[j] || mu[j] + reach[j] * (value[j] - upper[j]) > 0;
+      bool below = !above && mu[j] + reach[j] * (value[j] - lower[j]) < 0;
+      s.after[j] = above ? value[j] - upper[j] : below ? value[j] - lower[j] : (real)0;
+      s.scale[j] = above || below;
+      if (!(above || below)) mu[j] = 0;
+    }
+    __syncthreads();
+    int count = gather(rows, s, [&](int i) { return s.scale[i] != 0; });
+    sums(n, count, s.partial, [&](int c, int i) { return 2 * rows.H[s.list[i] * n + c] * mu[s.list[i]]; },
+         [&](int c, real bend) { s.weights[c] = 1 / fmax(metric[c] + bend, (real)flat * metric[c]); });
+    __syncthreads();
+    assemble(rows, s, count, [&](int i, real d) { return d + share * d; });
+    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * mu[s.list[i]]; },
+         [&](int c, real sum) { slope[c] = metric[c] * (s.y[c] - y[c]) + sum; });
+    __syncthreads();
+    sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * slope[c]; },
+         [&](int i, real sum) { s.gram(count, i) = s.after[s.list[i]] - sum; });
+    __syncthreads();
+    solve(s, count);
+    const real* change = s.M + count * (count + 1) / 2;
+    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * change[i]; },
+         [&](int c, real sum) { s.next[c] = s.y[c] - s.weights[c] * (slope[c] + sum); });
+    __syncthreads();
+    real moved = 0, size = 0, none = 0;
+    EACH(c, 0, n) moved = fmax(moved, size_of(s.next[c] - s.y[c]));
+    combine(s.partial, moved, none, none);
+    EACH(c, 0, n) size = fmax(size, size_of(s.y[c]));
+    combine(s.partial, size, none, none);
+    if (!(moved < (real)INFINITY)) continue;  // all threads alike: nothing is moved
+    settled = share == (real)least_share && moved <= (real)enough * (1 + size);
+    EACH(i, 0, count) mu[s.list[i]] += change[i];
+    real* before = s.y;
+    s.y = s.next; s.next = before;
+    __syncthreads();
+  }
+  EACH(c, 0, n) positions[sample * n + c] = s.y[c];
+  EACH(i, 0, m) multipliers[sample * m + i] = mu[i];
+  if (threadIdx.x == 0) found[sample] = settled;
 }
