@@ -105,7 +105,7 @@ def _search_in_kernel(task: _Task, shares: tuple[float, ...], rows: Rows) -> tup
     curved.launch(
         "search", rows, y,
         y, lower, upper, weights.contiguous(), reach, curved.numbers(shares, y.dtype, y.device), len(shares),
-        _LEAST, _FLAT, _enough(y), z, multipliers, found,
+        _FLAT, _enough(y), z, multipliers, found,
     )  # fmt: skip
     return z, multipliers, found
 
@@ -134,9 +134,8 @@ def _search(task: _Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Ten
         moves = (step.sound & ~found[left]).unsqueeze(1)
         z = z.index_copy(0, left, torch.where(moves, step.z, before))
         multipliers = multipliers.index_copy(0, left, torch.where(moves, step.multipliers, multipliers[left]))
-        if share == _LEAST:
-            still = (step.z - before).abs().amax(1) <= enough * (1 + before.abs().amax(1))
-            found = found.index_copy(0, left, found[left] | (step.sound & still))
+        still = (step.z - before).abs().amax(1) <= enough * (1 + before.abs().amax(1))
+        found = found.index_copy(0, left, found[left] | (step.sound & still))
     return z, multipliers, found
 
 

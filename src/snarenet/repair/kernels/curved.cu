@@ -416,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
 extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
     const real* constants, int n, int m, int e, int rank,
     const real* points, const real* lowers, const real* uppers, const real* metric, const real* reaches,
-    const real* shares, int iterations, double least_share, double flat, double enough,
+    const real* shares, int iterations, double flat, double enough,
     real* positions, real* multipliers, bool* found) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, 0, 0);
@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
     EACH(c, 0, n) size = fmax(size, size_of(s.y[c]));
     combine(s.partial, size, none, none);
     if (!(moved < (real)INFINITY)) continue;  // all threads alike: nothing is moved
-    settled = share == (real)least_share && moved <= (real)enough * (1 + size);
+    settled = moved <= (real)enough * (1 + size);
     EACH(i, 0, count) mu[s.list[i]] += change[i];
     real* before = s.y;
     s.y = s.next; s.next = before;
