@@ -145,6 +145,19 @@ class TestInRepair:
         assert (solution.status == sn.Status.STALLED).all() | (solution.status == sn.Status.MAX_STEPS).all()
         assert solution.value.isfinite().all()
 
+    @pytest.mark.parametrize("count", [1, 5, 40])
+    def test_gradients_are_numbers_where_nothing_is_found(self, count: int) -> None:
+        """Rows that repeat and contradict each other, and predictions so far away that nothing is finite for long."""
+        row = draw(1, N, seed=9).expand(3, -1)
+        nothing = sn.Linear(row, equals=torch.tensor([0.0, 1.0, 0.0]).double()) & sn.Quadratic(
+            torch.ones(1, N), torch.zeros(1, N), upper=1.0
+        )
+        y = (Y * torch.logspace(0, 160, len(Y), dtype=torch.float64).unsqueeze(1)).requires_grad_()
+        z = projection.project(nothing.memo, nothing.at(y), y, count)
+        assert z.isfinite().all()
+        (gradient,) = torch.autograd.grad(z.sum(), y)
+        assert gradient.isfinite().all()
+
     def test_no_samples_and_no_numbers(self) -> None:
         constraints = ellipsoids()
         assert sn.repair(constraints, Y[:0], X[:0], nearest=20).value.shape == (0, N)

@@ -81,6 +81,8 @@ def project(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights:
         rows = _constant_rows(memo, instance.map, y)
         shares = tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations))
         z, multipliers, found = _search(task, shares) if rows is None else _search_in_kernel(task, shares, rows)
+        # of the others anything finite will do: their gradient is zero times that
+        z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():
         z = _step(_Task(instance, y, metric, reach), z, multipliers, _LEAST).z
     return torch.where(found.unsqueeze(1), z, y)
@@ -157,6 +159,7 @@ def _step(task: _Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
         diagonal = system.diagonal(dim1=1, dim2=2)
         diagonal.add_(torch.where(used, share * diagonal, 1.0))
         factor, broken = torch.linalg.cholesky_ex(system)
+        factor = torch.where((broken == 0).view(-1, 1, 1), factor, 1.0)
     off = torch.where(above, value - upper, torch.where(active, value - lower, 0.0))
     slope = weights * (z - y) + map.vjp(z, multipliers)
     right = (off if places is None else off.gather(1, places)) - times(lifted, slope)
