@@ -440,9 +440,14 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 def cholesky_solve(factor: Tensor, rhs: Tensor) -> Tensor:
     """The solution (B, m) of M w = rhs for the factor that `cholesky` made of M (B, m, m)."""
-    column = rhs.unsqueeze(-1)
     if _inverted(factor):
-        return (factor.mT @ (factor @ column)).squeeze(-1)
+        return (factor.mT @ (factor @ rhs.unsqueeze(-1))).squeeze(-1)
+    return triangular_solve(factor, rhs)
+
+
+def triangular_solve(factor: Tensor, rhs: Tensor) -> Tensor:
+    """The solution (B, m) of L L' w = rhs for lower triangles L (B, m, m)."""
+    column = rhs.unsqueeze(-1)
     if factor.is_cuda:  # torch.cholesky_solve waits for the device there, and cannot be recorded
         column = torch.linalg.solve_triangular(factor, column, upper=False)
         return torch.linalg.solve_triangular(factor.mT, column, upper=True).squeeze(-1)

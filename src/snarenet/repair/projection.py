@@ -33,7 +33,7 @@ from torch import Tensor
 from snarenet.constraints.base import Instance
 from snarenet.constraints.data import Memo, tracing
 from snarenet.constraints.maps import Map, StackedMap, times, transposed_times
-from snarenet.linalg import places_of, rows_at
+from snarenet.linalg import places_of, rows_at, triangular_solve
 from snarenet.repair import curved, kernels
 from snarenet.repair.curved import Rows
 
@@ -163,7 +163,7 @@ def _step(task: _Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
     off = torch.where(above, value - upper, torch.where(active, value - lower, 0.0))
     slope = weights * (z - y) + map.vjp(z, multipliers)
     right = (off if places is None else off.gather(1, places)) - times(lifted, slope)
-    change = torch.cholesky_solve(torch.where(used, right, 0.0).unsqueeze(2), factor).squeeze(2)
+    change = triangular_solve(factor, torch.where(used, right, 0.0))
     moved = z - (slope + transposed_times(J, change)) / D
     spread = change if places is None else torch.zeros_like(off).scatter(1, places, change)
     return _Newton(moved, multipliers + spread, broken == 0)
