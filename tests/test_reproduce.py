@@ -111,8 +111,9 @@ class TestBudget:
         assert (config.epochs, config.relax_epochs) == (300, 100)
         assert STANDARD.parity_config("nclp", 123, 1500, "hproj").pretrain == 4000
         assert STANDARD.parity_config("nclp", 123, 1500, "optnet").epochs == 1
-        assert STANDARD.of("nclp").parity_config("nclp", 123, 1500).epochs == 750
-        assert "have 0.5 times the paper's epochs" in STANDARD.of("nclp").words
+        assert STANDARD.parity_config("nclp", 123, 1500, "dc3").epochs == 150
+        assert STANDARD.of("nclp").parity_config("nclp", 123, 1500).epochs == 1500
+        assert "have 0.03 times the paper's epochs" in STANDARD.of("qcqp").words
         assert STANDARD.of("rows") == STANDARD
         assert SMOKE.scaled(10) == 1
         assert SMOKE.scaled(0) == 0

@@ -149,6 +149,26 @@ class TestTraining:
         model = sn.ConstrainedModel(torch.nn.Linear(2, 8), sn.SnareLayer(learned))
         assert stacking.cannot_stack(model, family) == "the constraints are trained, too"
 
+    @pytest.mark.filterwarnings("ignore::snarenet.solution.RepairWarning")  # its validation
+    def test_a_seed_that_breaks_down_leaves_the_others_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        family, chosen, update = problem(), config(), Stepper.update
+        expected = together(tmp_path / "expected", family, chosen)
+
+        def spoiled(stepper: Stepper) -> None:
+            stepper.parameters[0].grad[1] = torch.nan  # pyright: ignore
+            update(stepper)
+
+        monkeypatch.setattr(Stepper, "update", spoiled)
+        with pytest.warns(UserWarning, match="the training of seed 0 broke down in epoch 1"):
+            runs = together(tmp_path / "spoiled", family, chosen)
+        assert tensors(runs[1])["net.0.weight"].isnan().all()
+        for k in (0, 2):
+            assert_same(runs[k], expected[k])
+        with pytest.raises(FloatingPointError, match="the training of seed 0 broke down in epoch 1"):
+            sn.Trainer(chosen.replace(seed=0), tmp_path / "all", quiet=True).fit_seeds([0], family)
+
     def test_wrong_arguments(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer, family = sn.Trainer(config(), tmp_path, quiet=True), problem()
         for wrong in ([], [1, 1]):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -404,6 +405,21 @@ class TestMishaps:
         (tmp_path / "file").write_text("")
         with pytest.raises(sn.RunError, match="cannot make the folder"):
             fit(tmp_path / "file" / "run")
+
+    def test_training_that_breaks_down_keeps_the_last_checkpoint(self, tmp_path: Path) -> None:
+        """Weights that are not numbers end the training, and are not saved over those that were."""
+        family, chosen, steps = problem(), config(), count()
+        model = chosen.build(family)
+        per_epoch = -(-len(family.split("train")) // chosen.batch)
+        spoiled = 2 * per_epoch + 1  # in the third epoch
+        model.net[0].weight.register_hook(lambda gradient: gradient * torch.nan if next(steps) == spoiled else gradient)
+        with pytest.raises(FloatingPointError, match="seed 0 broke down in epoch 3: its weights are no longer numbers"):
+            sn.Trainer(chosen, tmp_path, quiet=True).fit(model, family)
+        run = sn.Run.open(tmp_path)
+        tensors, state = run.read_tensors("checkpoint.safetensors")
+        assert state["epoch"] == 2
+        assert all(tensor.isfinite().all() for name, tensor in tensors.items() if name.startswith("model.net."))
+        assert len(run.metrics()) == 2
 
     def test_an_interrupt_keeps_the_last_checkpoint(self, tmp_path: Path) -> None:
         def interrupt(line: dict) -> None:

@@ -97,10 +97,9 @@ class FamilyItem(Item):
                     at_tolerance(tol), "best", family, lambda seed: budget.best_config(family, seed), sizes, seeds, tol
                 ),
             ]
-        fresh = {"fresh": True, "weight_decay": 0.0}
         found.append(
             Entry.make(
-                FRESH, "best", family, lambda seed: budget.best_config(family, seed, **fresh), sizes, seeds, 1e-8
+                FRESH, "best", family, lambda seed: budget.best_config(family, seed, fresh=True), sizes, seeds, 1e-8
             )
         )
         return found

@@ -6,7 +6,9 @@ steps is fixed when it is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,5 +86,18 @@ def _record(
 
     if differentiated and any(tensor.requires_grad for tensor in call(*(leaf.detach() for leaf in leaves))):
         return None
-    with torch.set_grad_enabled(differentiated):
+    with torch.set_grad_enabled(differentiated), keeping_graphs():
         return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
+
+
+@contextmanager
+def keeping_graphs() -> Iterator[None]:
+    """For recording: no graph that is garbage is freed in the meantime, which would spoil the one being recorded."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

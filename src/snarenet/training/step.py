@@ -11,6 +11,7 @@ from torch import Tensor
 from snarenet.layers import SoftLayer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
+from snarenet.repair.recording import keeping_graphs
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon
@@ -91,7 +92,7 @@ class Stepper:
         if self.records and self._updates:  # the first update has made the optimizers' tensors
             if self._update is None:
                 self._update = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._update):
+                with keeping_graphs(), torch.cuda.graph(self._update):
                     self.update()
             self._update.replay()
         else:
@@ -201,7 +202,7 @@ class _Recording:
                 stepper.differentiate(self.x, self.relax, soft)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with keeping_graphs(), torch.cuda.graph(self.graph):
             stepper.differentiate(self.x, self.relax, soft)
         with torch.no_grad():  # undo what batch norm and the totals noted, in place: the graph knows these tensors
             for tensor, old in zip(noted, before, strict=True):

@@ -172,6 +172,7 @@ class _Session:
         # what is evaluated: the models, or their running averages
         self.best = self.models if self.average is None else windows(self.average.module)  # pyright: ignore
         self.epoch, self.seconds = 0, 0.0
+        self.broken: set[int] = set()  # the places of runs whose weights are not numbers
         group.broadcast(self.model.state_dict().values())
 
     @property
@@ -204,6 +205,7 @@ class _Session:
             begin = time.perf_counter()
             found = self._epoch()
             self.epoch += 1
+            self._check([line["loss"] for line in found])
             self.seconds += time.perf_counter() - begin  # of training alone
             done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
             lines = [{**done, **line, "seconds": self.seconds} for line in found]
@@ -211,6 +213,20 @@ class _Session:
                 for line, model in zip(lines, self.best, strict=True):
                     line["valid"] = evaluate(model, self.problem, "valid", reference=reference, timed=False).summary
             yield lines
+
+    def _check(self, losses: list[float]) -> None:
+        """Stop once the weights of all runs have ceased to be numbers, which they stay; say so if those of one have."""
+        for k, loss in enumerate(losses):
+            if k in self.broken or not math.isnan(loss) or all(p.isfinite().all() for p in self.models[k].parameters()):
+                continue
+            self.broken.add(k)
+            said = (
+                f"the training of seed {self.runs[k].config.seed} broke down in epoch {self.epoch}: its weights are no "
+                "longer numbers; a lower `lr` or a `clip` may help"
+            )
+            if len(self.broken) == len(self.runs):
+                raise FloatingPointError(said)
+            warnings.warn(said, stacklevel=2)
 
     def _epoch(self) -> list[dict[str, Any]]:
         config, soft = self.config, self.config.relaxation == "soft" and self.epoch < self.config.relaxed_epochs
