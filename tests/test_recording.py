@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -29,6 +31,30 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def square(y: Tensor, x: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return y * y * x["scale"], (y > 0).sum(1)
+
+
+def test_no_garbage_is_freed_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is freed while another is recorded would spoil that one."""
+
+    class Old:
+        """A graph in a cycle, which only the collector frees."""
+
+        def __init__(self) -> None:
+            self.me = self
+
+    before, seen = weakref.ref(Old()), []
+
+    def graph(function: object, samples: tuple[Tensor, ...]) -> object:
+        meanwhile = weakref.ref(Old())
+        for _ in range(10_000):  # enough to wake the collector
+            Old()
+        seen.append((before(), meanwhile() is not None))
+        return function
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graph)
+    Recorder()(square, draw(4, 3), {"scale": draw(4, 1)}, key=0)
+    assert seen == [(None, True)]
+    assert gc.isenabled()
 
 
 def test_one_recording_for_each_kind_of_call(recorded: list[int]) -> None:
