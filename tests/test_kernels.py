@@ -161,6 +161,33 @@ class TestProjection:
         if (build, iterations) in ((curved_set, 12), (cornered, 50)):
             assert share > 0.8
 
+    @pytest.mark.parametrize("most", [None, 13])
+    def test_little_memory(self, monkeypatch, device: str, most: int | None) -> None:
+        """Samples with more rows in use than two blocks have room for get a block of their own, if that is enough."""
+        found = []
+        for little in (True, False):
+            with monkeypatch.context() as patch:
+                ran = use_kernels(patch, device)
+                if little:
+                    patch.setattr(curved, "room", lambda rows, y, blocks: 12 if blocks == 2 else most or rows.kept)
+                found.append(repaired(curved_set, device, nearest=12, max_steps=0))
+                assert ran.count("search") == (2 if little else 1)
+        (mine, my_gradients), (theirs, their_gradients) = found
+        there = (mine.value != mine.raw).any(1) if most else torch.ones_like(mine.converged)
+        assert 0 < there.sum() < len(there) or not most
+        assert_equal(mine.value[there], theirs.value[there], 1e-12)
+        assert torch.equal(mine.value[~there], mine.raw[~there])  # as they were
+        assert_equal(my_gradients[0][there], their_gradients[0][there], 1e-12)
+
+    def test_room(self, monkeypatch, device: str) -> None:
+        y = torch.zeros(1, 8, dtype=torch.float64, device=device)
+        rows = curved.Rows(y, 8, 20, 0, 0)
+        need = [curved._shared_bytes(8, 20, 0, used, y) for used in range(21)]
+        for memory, whole, half in ((need[20], 20, 0), (2 * need[5] + 1024, 10, 5), (need[0] - 1, 0, 0)):
+            monkeypatch.setattr(kernels, "most_shared", lambda tensor, memory=memory: memory)
+            assert curved.room(rows, y, 2) == half
+            assert curved.room(rows, y, 1) >= whole
+
 
 @on_devices
 class TestCurved:

@@ -29,6 +29,7 @@ from snarenet.repair.fused import schedule
 from snarenet.solution import Status
 
 _THREADS = 256  # of a block
+_RESERVED = 1024  # bytes of shared memory that a multiprocessor keeps for itself, for every block
 _STAGE = 32  # steps that one launch may take: the record of a stage is that of all its steps, needed or not
 
 
@@ -109,10 +110,10 @@ def tensors(others: Map) -> tuple[Tensor, ...]:
     return (others.A,) if isinstance(others, LinearMap) else ()
 
 
-def describe(others: StackedMap, spectrum: Spectrum | None, y: Tensor) -> Rows | None:
-    """Rows that suit, for the kernels; None if they do not fit into the memory of a block."""
+def describe(others: StackedMap, spectrum: Spectrum | None, y: Tensor, used: int) -> Rows | None:
+    """Rows that suit, for the kernels; None if a block has no memory for so many of them at a time."""
     sizes = y.shape[1], others.rows, 0 if spectrum is None else len(spectrum.A)
-    if _shared_bytes(*sizes, y) > kernels.most_shared(y):
+    if _shared_bytes(*sizes, used, y) > kernels.most_shared(y):
         return None
     H, G = (torch.cat(pieces) for pieces in zip(*(_coefficients(part, y) for part in others.parts), strict=True))
     pieces, rank = [H, G, H.T, G.T], 0
@@ -181,9 +182,16 @@ def _launch(name: str, job: Job, first: Tensor, *arguments: Tensor | int | float
     launch(name, job.space.rows, first, int(job.space.active), int(job.space.relative), first, *arguments)
 
 
-def launch(name: str, rows: Rows, like: Tensor, *arguments: Tensor | int | float) -> None:
-    """Start a kernel for these rows: one block a sample, of which `like` has as many."""
-    shared = _shared_bytes(rows.size, rows.kept, rows.eliminated, like)
+def room(rows: Rows, y: Tensor, blocks: int) -> int:
+    """The most rows that may be in use at a time if a multiprocessor is to have so many blocks."""
+    memory = (kernels.most_shared(y) + _RESERVED) // blocks - _RESERVED
+    sizes = rows.size, rows.kept, rows.eliminated
+    return next(used for used in range(rows.kept, -1, -1) if used == 0 or _shared_bytes(*sizes, used, y) <= memory)
+
+
+def launch(name: str, rows: Rows, like: Tensor, *arguments: Tensor | int | float, used: int | None = None) -> None:
+    """Start a kernel for these rows, `used` of them at a time at most: one block a sample, as many as `like` has."""
+    shared = _shared_bytes(rows.size, rows.kept, rows.eliminated, rows.kept if used is None else used, like)
     program = kernels.load("curved", like.dtype, like.device)
     program.launch(name, len(like), _THREADS, shared, [*rows, *arguments])
 
@@ -199,8 +207,8 @@ def numbers(values: tuple[float, ...], dtype: torch.dtype, device: torch.device)
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-def _shared_bytes(size: int, count: int, eliminated: int, y: Tensor) -> int:
+def _shared_bytes(size: int, count: int, eliminated: int, used: int, y: Tensor) -> int:
     """Shared memory of a block: what `struct Work` of kernels/curved.cu lays out."""
     vectors = 5 * size + 2 * (eliminated + count) + 4 * count + 4 * _THREADS
-    matrices = (18 * size if eliminated else 0) + count * (size | 1) + (count + 1) * (count + 2) // 2
+    matrices = (18 * size if eliminated else 0) + used * (size | 1) + (used + 1) * (used + 2) // 2
     return (vectors + matrices) * y.element_size() + (count + (count + 31) // 32) * 4

@@ -93,23 +93,26 @@ def _constant_rows(memo: Memo, map: Map, y: Tensor) -> Rows | None:
     if not kernels.supported(y) or not curved.suits(map):
         return None
     stacked = map if isinstance(map, StackedMap) else StackedMap([map])
+    used = min(stacked.rows, y.shape[1])  # more of them can hardly be active at the nearest point
     return memo.get(
-        ("projection", y.dtype, y.device), curved.tensors(stacked), lambda: curved.describe(stacked, None, y)
+        ("projection", y.dtype, y.device), curved.tensors(stacked), lambda: curved.describe(stacked, None, y, used)
     )
 
 
 def _search_in_kernel(task: _Task, shares: tuple[float, ...], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """`_search` by one kernel."""
+    """`_search` by a kernel; first with two blocks on a multiprocessor, then for samples that need more memory."""
     (_, lower, upper, _), y, weights, reach = task
     y, lower, upper, reach = (tensor.contiguous() for tensor in (y, lower, upper, reach))
     z, multipliers = torch.empty_like(y), torch.empty_like(reach)
-    found = torch.empty(len(y), dtype=torch.bool, device=y.device)
-    curved.launch(
-        "search", rows, y,
-        y, lower, upper, weights.contiguous(), reach, curved.numbers(shares, y.dtype, y.device), len(shares),
-        _FLAT, _enough(y), z, multipliers, found,
-    )  # fmt: skip
-    return z, multipliers, found
+    outcome = torch.empty(len(y), dtype=torch.int32, device=y.device)  # 0: not found, 1: found, 2: too many rows
+    rooms = [curved.room(rows, y, blocks) for blocks in (2, 1)]
+    for again, room in enumerate(rooms[:1] if rooms[0] == rows.kept else rooms):
+        curved.launch(
+            "search", rows, y,
+            y, lower, upper, weights.contiguous(), reach, curved.numbers(shares, y.dtype, y.device), len(shares),
+            _FLAT, _enough(y), room, again, z, multipliers, outcome, used=room,
+        )  # fmt: skip
+    return z, multipliers, outcome == 1
 
 
 def _enough(y: Tensor) -> float:

@@ -65,7 +65,7 @@ def choose_space(
         constants = memo.get(
             ("curved", *first, "then", *rest, relative, y.dtype, y.device),
             curved.tensors(others),
-            lambda: curved.describe(others, spectrum, y),
+            lambda: curved.describe(others, spectrum, y, others.rows),
         )
         if constants is not None:
             return CurvedSpace(constants, active, relative), lower, upper

@@ -27,13 +27,14 @@ struct Work {
   unsigned* bits;  // a bit for each row: is it in use?
   int pitch;       // distance of the rows of W: odd, against bank conflicts
 
-  __device__ Work(real* at, const Rows& rows) {
+  // `room`: the most rows that may be in use at a time
+  __device__ Work(real* at, const Rows& rows, int room) {
     int n = rows.n, m = rows.m, all = rows.e + rows.m;
     pitch = n | 1;
     chunk = at; y = at += rows.e ? PADDED * n : 0; next = at += n; a = at += n; t = at += n; weights = at += n;
     r = at += n; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += m;
-    partial = at += m; W = at += 4 * blockDim.x; M = at += m * pitch;
-    list = (int*)(at + (m + 1) * (m + 2) / 2); bits = (unsigned*)(list + m);
+    partial = at += m; W = at += 4 * blockDim.x; M = at += room * pitch;
+    list = (int*)(at + (room + 1) * (room + 2) / 2); bits = (unsigned*)(list + m);
   }
 
   // the lower triangle, row by row
@@ -231,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
     long long* status, long long* steps, int* moves, real* trail_y, real* trail_w, signed char* codes, int recording) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
-  Work s(memory, rows);
+  Work s(memory, rows, m);
   long long sample = blockIdx.x, batch = gridDim.x;
   int all = e + m;
   const real *lower = lowers + sample * all, *upper = uppers + sample * all;
@@ -324,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
     real* cotangent, real* to_scale, real* to_lower, real* to_upper, int bounds) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
-  Work s(memory, rows);
+  Work s(memory, rows, m);
   long long sample = blockIdx.x, batch = gridDim.x;
   int all = e + m, stop = least(moves[sample], end);
   real *v = s.next, *q = s.after;
@@ -412,20 +413,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
   EACH(i, 0, n) cotangent[sample * n + i] = v[i];
 }
 
+enum { LOST, FOUND, CROWDED };  // as in projection.py
+
 // The search of projection.py, which explains it: z and multipliers of the nearest point, and whether they were found.
+// `again` is for those samples alone that had more rows in use than there was room for.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
     const real* constants, int n, int m, int e, int rank,
     const real* points, const real* lowers, const real* uppers, const real* metric, const real* reaches,
-    const real* shares, int iterations, double flat, double enough,
-    real* positions, real* multipliers, bool* found) {
+    const real* shares, int iterations, double flat, double enough, int room, int again,
+    real* positions, real* multipliers, int* outcome) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, 0, 0);
-  Work s(memory, rows);
+  Work s(memory, rows, room);
   long long sample = blockIdx.x;
+  if (again && outcome[sample] != CROWDED) return;
   const real *y = points + sample * n, *lower = lowers + sample * m, *upper = uppers + sample * m;
   const real* reach = reaches + sample * m;
   real *mu = s.w, *slope = s.t, *value = s.r;
-  bool settled = false;
+  bool settled = false, crowded = false;
   for (int k = 0; k < iterations && !settled; k++) {
     real share = shares[k];
     if (k == 0 || share > shares[k - 1]) {  // begin, or begin anew
@@ -445,6 +450,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
     }
     __syncthreads();
     int count = gather(rows, s, [&](int i) { return s.scale[i] != 0; });
+    crowded = count > room;
+    if (crowded) break;
     sums(n, count, s.partial, [&](int c, int i) { return 2 * rows.H[s.list[i] * n + c] * mu[s.list[i]]; },
          [&](int c, real bend) { s.weights[c] = 1 / fmax(metric[c] + bend, (real)flat * metric[c]); });
     __syncthreads();
@@ -474,5 +481,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
   }
   EACH(c, 0, n) positions[sample * n + c] = s.y[c];
   EACH(i, 0, m) multipliers[sample * m + i] = mu[i];
-  if (threadIdx.x == 0) found[sample] = settled;
+  if (threadIdx.x == 0) outcome[sample] = crowded ? CROWDED : settled ? FOUND : LOST;
 }
