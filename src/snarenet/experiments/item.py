@@ -96,12 +96,24 @@ def parity_remarks(tables: Sequence[Table], key: str, name: str) -> list[str]:
     """How our runs of the paper's recipe compare with the paper in one column."""
     found = []
     for table in tables:
+        where = f" ({table.title.split(':')[0]})" if len(tables) > 1 else ""
         paper = {row.label: row.cells[key] for row in table.rows if row.source == "paper" and key in row.cells}
         for row in table.rows:
             theirs, ours = paper.get(row.label), row.cells.get(key)
             if row.source != "parity" or theirs is None or ours is None or not theirs.mean or ours.mean is None:
                 continue
-            inside = abs(ours.mean - theirs.mean) <= 2 * (theirs.spread or 0) + 2 * (ours.spread or 0)
-            verdict = "within two standard deviations" if inside else f"{ours.mean / theirs.mean:.2g} times the paper's"
-            found.append(f"Parity, {row.label}: {name} {ours.mean:.2g}, the paper's {theirs.mean:.2g}: {verdict}.")
+            inside = abs(ours.mean - theirs.mean) <= 2 * (theirs.spread or 0)
+            verdict = "within two of its standard deviations" if inside else f"{_brief(ours.mean / theirs.mean)} times it"
+            numbers = f"{name} {_brief(ours.mean)}, the paper's {_brief(theirs.mean)}"
+            found.append(f"Parity, {row.label}{where}: {numbers}: {verdict}.")
     return found
+
+
+def _brief(number: float) -> str:
+    """Two digits, and no power of ten that is easier to read without.
+
+    >>> _brief(0.0123), _brief(287.3), _brief(1.34e40)
+    ('0.012', '290', '1.3e+40')
+    """
+    text = f"{number:.2g}"
+    return f"{float(text):,.0f}" if 100 <= number < 1e6 else text
