@@ -103,7 +103,8 @@ def parity_remarks(tables: Sequence[Table], key: str, name: str) -> list[str]:
             if row.source != "parity" or theirs is None or ours is None or not theirs.mean or ours.mean is None:
                 continue
             inside = abs(ours.mean - theirs.mean) <= 2 * (theirs.spread or 0)
-            verdict = "within two of its standard deviations" if inside else f"{_brief(ours.mean / theirs.mean)} times it"
+            ratio = f"{_brief(ours.mean / theirs.mean)} times it"
+            verdict = "within two of its standard deviations" if inside else ratio
             numbers = f"{name} {_brief(ours.mean)}, the paper's {_brief(theirs.mean)}"
             found.append(f"Parity, {row.label}{where}: {numbers}: {verdict}.")
     return found
