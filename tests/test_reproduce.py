@@ -17,7 +17,7 @@ import torch
 import snarenet as sn
 from snarenet import cli
 from snarenet.experiments.budget import PAPER, SMOKE, STANDARD, TOLERANCES, seed_list
-from snarenet.experiments.item import together
+from snarenet.experiments.item import parity_remarks, together
 from snarenet.experiments.lab import Lab, command
 from snarenet.experiments.nclp import NCLPItem
 from snarenet.experiments.ncqcqp import NonConvexQCQPItem
@@ -28,7 +28,7 @@ from snarenet.experiments.rows import attempt
 from snarenet.experiments.soft import SoftItem, train_with_curve
 from snarenet.experiments.sweep import Job
 from snarenet.experiments.theory import SAFE, convex, linear
-from snarenet.report.results import Cell, Results, Row
+from snarenet.report.results import Cell, Results, Row, Table
 
 TINY = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 # what the ordinary tests can afford
@@ -89,6 +89,24 @@ class TestPaper:
         entries = item.entries(PAPER, 1)
         assert {row.label for row in item.paper} <= {entry.label for entry in entries if entry.source == "parity"}
         assert {row.label for row in item.paper} <= {entry.label for entry in entries if entry.source == "best"}
+
+
+def test_parity_is_judged_by_the_papers_spread() -> None:
+    def table(title: str, ours: float, spread: float) -> Table:
+        rows = (
+            Row("A", "paper", {"gap": Cell(2.0, 0.5)}),
+            Row("A", "parity", {"gap": Cell(ours, spread)}),
+            Row("A", "best", {"gap": Cell(0.1)}),
+        )
+        return Table("t", f"{title}: test instances", (), rows)
+
+    assert parity_remarks([table("Ten", 2.9, 0.0)], "gap", "mean gap") == [
+        "Parity, A: mean gap 2.9, the paper's 2: within two of its standard deviations."
+    ]
+    assert parity_remarks([table("Ten", 3.1, 9.0), table("Fifty", 642.0, 0.1)], "gap", "mean gap") == [
+        "Parity, A (Ten): mean gap 3.1, the paper's 2: 1.6 times it.",
+        "Parity, A (Fifty): mean gap 640, the paper's 2: 320 times it.",
+    ]
 
 
 class TestBudget:
