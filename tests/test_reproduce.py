@@ -133,6 +133,8 @@ class TestBudget:
         assert STANDARD.of("nclp").parity_config("nclp", 123, 1500).epochs == 1500
         assert "have 0.03 times the paper's epochs" in STANDARD.of("qcqp").words
         assert STANDARD.of("rows") == STANDARD
+        control = ITEMS["cbf"].entries(STANDARD, 1)  # has fewer than the limit for DC3 anyway
+        assert {entry.jobs[0].config.epochs for entry in control if entry.source == "parity"} == {40}
         assert SMOKE.scaled(10) == 1
         assert SMOKE.scaled(0) == 0
         assert "have 0.2 times the paper's epochs" in STANDARD.words
