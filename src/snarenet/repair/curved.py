@@ -15,6 +15,7 @@ for problems that do not fit, and for a damping that searches.
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from typing import NamedTuple
 
 import torch
@@ -185,8 +186,8 @@ def _launch(name: str, job: Job, first: Tensor, *arguments: Tensor | int | float
 def room(rows: Rows, y: Tensor, blocks: int) -> int:
     """The most rows that may be in use at a time if a multiprocessor is to have so many blocks."""
     memory = (kernels.most_shared(y) + _RESERVED) // blocks - _RESERVED
-    sizes = rows.size, rows.kept, rows.eliminated
-    return next(used for used in range(rows.kept, -1, -1) if used == 0 or _shared_bytes(*sizes, used, y) <= memory)
+    need = functools.partial(_shared_bytes, rows.size, rows.kept, rows.eliminated, y=y)
+    return max(0, bisect_right(range(rows.kept + 1), memory, key=need) - 1)
 
 
 def launch(name: str, rows: Rows, like: Tensor, *arguments: Tensor | int | float, used: int | None = None) -> None:

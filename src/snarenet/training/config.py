@@ -275,7 +275,8 @@ _BEST_FAMILIES: dict[str, dict[str, Any]] = {
 
 # A start at the projection, or near it, trains better, and more so if distances are weighed by the curvature of the
 # objective. Gaps on the validation instances, one seed, batches of 400: after 40 epochs of `nclp` 1.9e-5, unweighted
-# 6.4e-5; after 30 epochs of `qcqp` 4.4e-5, without it 9.2e-4; after 12 of `ncqcqp` 1.4e-4, without it 1.6e-3.
+# 6.4e-5; after 12 of `ncqcqp` 1.4e-4, without it 1.6e-3. On test instances, after 60 of `qcqp` 2.9e-5 and 5.1e-4
+# (`snarenet reproduce inequalities` and `rows`).
 _AT_PROJECTION = {"nearest": 26, "curvature": True}
 _BEST_OURS: dict[str, dict[str, Any]] = {
     "nclp": {"nearest": 35, "curvature": True, "damping_start": 1e-3, "damping_ratio": 0.1},
