@@ -14,7 +14,6 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet import linalg
-from snarenet.constraints.data import Memo
 from snarenet.linalg import (
     Dual,
     EliminatedBox,
@@ -24,7 +23,9 @@ from snarenet.linalg import (
     Spectrum,
     cholesky,
     cholesky_solve,
+    eliminate,
 )
+from snarenet.memo import Memo
 from snarenet.repair.spaces import ConstraintSpace, OutputSpace
 from snarenet.repair.structure import choose_space
 
@@ -128,9 +129,9 @@ class TestStructure:
 class TestEliminated:
     def test_matrices_are_the_formulas(self) -> None:
         spectrum = Spectrum(draw(3, 7, seed=1), draw(3, seed=2).square() + 0.1)
-        mine, formulas = spectrum.eliminated(0.3), EliminatedSpectrum(spectrum, 0.3)
+        mine, formulas = eliminate(spectrum, 0.3), EliminatedSpectrum(spectrum, 0.3)
         assert isinstance(mine, EliminatedMatrices)
-        assert spectrum.eliminated(0.3) is mine
+        assert eliminate(spectrum, 0.3) is mine
         v, r, J = draw(5, 7, seed=3), draw(5, 3, seed=4), draw(5, 2, 7, seed=5)
         for name, argument in (("step", r), ("shrink", v), ("root", J), ("multipliers", v)):
             assert_equal(getattr(mine, name)(argument), getattr(formulas, name)(argument), 1e-12)
@@ -139,7 +140,7 @@ class TestEliminated:
         """P = (I + A' diag(damping scale)^-1 A)^-1, and root is its symmetric root."""
         A, scale = draw(3, 7, seed=1), draw(3, seed=2).square() + 0.1
         inverse = torch.linalg.inv(torch.eye(7, dtype=A.dtype) + A.T @ torch.diag(1 / (0.3 * scale)) @ A)
-        eliminated, eye = Spectrum(A, scale).eliminated(0.3), torch.eye(7, dtype=A.dtype)
+        eliminated, eye = eliminate(Spectrum(A, scale), 0.3), torch.eye(7, dtype=A.dtype)
         assert_equal(eliminated.shrink(eye), inverse, 1e-12)
         assert_equal(eliminated.root(eye) @ eliminated.root(eye), inverse, 1e-12)
 
@@ -147,7 +148,7 @@ class TestEliminated:
         spectrum = Spectrum(draw(3, 7, seed=1), torch.ones(3, dtype=torch.float64))
         before = spectrum.transfer(draw(2, 3), 0.5)
         monkeypatch.setattr(linalg, "tracing", lambda: True)
-        assert isinstance(spectrum.eliminated(0.3), EliminatedSpectrum)
+        assert isinstance(eliminate(spectrum, 0.3), EliminatedSpectrum)
         assert_equal(spectrum.transfers((0.5,))[0], spectrum.transfer(torch.eye(3, dtype=torch.float64), 0.5), 1e-14)
         assert_equal(spectrum.transfer(draw(2, 3), 0.7), spectrum.transfer(draw(2, 3), 0.7), 0.0)
         assert (list(spectrum._transfers), spectrum._stacks, spectrum._eliminated) == ([0.5], {}, {})

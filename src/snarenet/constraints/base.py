@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Memo, cast, check_inputs, check_shape, describe
+from snarenet.constraints.data import cast, check_inputs, check_shape, describe
 from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.memo import Memo
 
 if TYPE_CHECKING:
     from snarenet.constraints.stack import Stack
@@ -94,6 +95,11 @@ class Constraints(nn.Module, ABC):
     def forward(self, y: Tensor, x: Any = None) -> Tensor:
         """The violation: a set that is called says how far y is from obeying it."""
         return self.violation(y, x)
+
+    @property
+    def parts(self) -> tuple[Constraints, ...]:
+        """The sets that this one joins: itself, unless it is a `Stack`."""
+        return (self,)
 
     @property
     def constant_rows(self) -> Tensor:

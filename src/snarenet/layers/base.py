@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
-from snarenet.constraints.data import tracing
 from snarenet.solution import RepairError, RepairWarning, Solution, Status
+from snarenet.tracing import tracing
 
 OnFailure = Literal["warn", "raise", "ignore"]
 Progress = Callable[[int, int], None]

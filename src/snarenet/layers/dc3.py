@@ -22,11 +22,11 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance
 from snarenet.constraints.base import largest, residual
-from snarenet.constraints.data import tracing
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.completion import Completion, Partial
 from snarenet.repair.options import check_count, relaxed
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 _ROUNDING = 1e-9  # a row that a step took to its bound is violated by rounding or not at all: it counts as satisfied
 

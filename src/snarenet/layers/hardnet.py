@@ -18,16 +18,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Box, Constraints, Linear, Stack
+from snarenet.constraints import Box, Constraints, Linear
 from snarenet.constraints.base import residual
-from snarenet.constraints.data import tracing
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap, transposed_times
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, transposed_times
 from snarenet.damping import Constant
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.snare import SnareLayer
 from snarenet.repair.options import relaxed
 from snarenet.repair.structure import is_constant
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 _DEPENDENT = 1e-10  # distance from the rows before it, in its own length, at which a row counts as dependent on them
 
@@ -58,8 +58,7 @@ class HardNetLayer(Layer):
         self, constraints: Constraints, tol: float = 1e-8, max_steps: int = 1, on_failure: OnFailure = "warn"
     ) -> None:
         super().__init__(constraints, tol, max_steps, on_failure)
-        parts = constraints.parts if isinstance(constraints, Stack) else [constraints]
-        for part in parts:
+        for part in (parts := constraints.parts):
             if not isinstance(part, Linear | Box):
                 raise ValueError(f"HardNet repairs linear constraints only, but got {type(part).__name__}")
         if (size := constraints.size) is not None:  # else the call checks it
@@ -80,7 +79,7 @@ class HardNetLayer(Layer):
 
     def _inverse(self, map: Map, y: Tensor) -> Tensor:
         """The transposed pseudo-inverse of the rows, computed once where they are constant."""
-        parts = map.parts if isinstance(map, StackedMap) else (map,)
+        parts = map.parts
         if not all(isinstance(part, IdentityMap) or is_constant(part) for part in parts):
             return _inverse(map.jacobian(y))
         matrices = tuple(part.A for part in parts if isinstance(part, LinearMap))

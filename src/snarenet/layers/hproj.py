@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Constraints, Stack
+from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import check_finite, check_shape, describe
@@ -259,7 +259,7 @@ def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 def _check_equalities(constraints: Constraints, completion: Completion) -> None:
     """Raise if there are equalities that no completion takes care of: the rest of the set must have an interior."""
-    for i, part in enumerate(constraints.parts if isinstance(constraints, Stack) else [constraints]):
+    for i, part in enumerate(constraints.parts):
         limit = getattr(part, "limit", None)
         if isinstance(limit, Bounds) and limit.equal and i not in completion.index:
             kind = type(part).__name__

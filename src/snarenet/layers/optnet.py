@@ -10,7 +10,6 @@ the prediction and the bounds.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +21,6 @@ from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.quadratic import Quadratic
-from snarenet.constraints.stack import Stack
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair.options import relaxed
 from snarenet.solution import Solution, Status
@@ -69,7 +67,7 @@ class OptNetLayer(Layer):
         super().__init__(constraints, tol, max_steps, on_failure)
         if mode not in ("dense", "lsqr", "lsmr"):
             raise ValueError(f"`mode` must be 'dense', 'lsqr' or 'lsmr', but got {mode!r}")
-        for part in _parts(constraints):
+        for part in constraints.parts:
             _check(part)
         _need("cvxpylayers.torch")
         self.mode: Mode = mode
@@ -171,7 +169,7 @@ def _curvature(constraints: Constraints, size: int) -> tuple[Array, dict[int, Ar
     """The quadratic terms of all rows: diagonals (rows, n), and, by row, an F with F'F = H for whole matrices."""
     blocks: list[Array] = []
     roots: dict[int, Array] = {}
-    for part in _parts(constraints):
+    for part in constraints.parts:
         first = sum(map(len, blocks))
         block = np.zeros((size if isinstance(part, Box) else part.known_rows(), size))
         if isinstance(part, Quadratic):
@@ -189,10 +187,6 @@ def _root(H: Array) -> Array:
     """F with F'F = H, for H >= 0."""
     values, vectors = np.linalg.eigh((H + H.T) / 2)
     return np.sqrt(values.clip(min=0))[:, None] * vectors.T
-
-
-def _parts(constraints: Constraints) -> Sequence[Constraints]:
-    return constraints.parts if isinstance(constraints, Stack) else (constraints,)
 
 
 def _check(part: Constraints) -> None:

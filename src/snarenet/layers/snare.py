@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
 from snarenet.repair.options import check_count, check_weights
 from snarenet.repair.recording import Recorder
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 
 class SnareLayer(Layer):

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.data import tracing
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap, StackedMap
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
 from snarenet.damping import Damping
 from snarenet.linalg import Spectrum
 from snarenet.repair import kernels
 from snarenet.repair.fused import schedule
 from snarenet.solution import Status
+from snarenet.tracing import tracing
 
 _THREADS = 256  # of a block
 _RESERVED = 1024  # bytes of shared memory that a multiprocessor keeps for itself, for every block
@@ -94,24 +94,28 @@ class Record(NamedTuple):
 
 def suits(others: Map) -> bool:
     """Are these rows the same for all samples and training steps, and curved at most along the axes?"""
-    if isinstance(others, StackedMap):
-        return bool(others.rows) and all(suits(part) for part in others.parts)
-    if isinstance(others, QuadraticMap):
-        constant = others.H.ndim == others.G.ndim == 2 and not (others.H.requires_grad or others.G.requires_grad)
-        return others.diagonal and constant
-    return isinstance(others, IdentityMap) or (isinstance(others, LinearMap) and others.constant)
+    return bool(others.rows) and all(_suits(part) for part in others.parts)
+
+
+def _suits(part: Map) -> bool:
+    if isinstance(part, QuadraticMap):
+        constant = part.H.ndim == part.G.ndim == 2 and not (part.H.requires_grad or part.G.requires_grad)
+        return part.diagonal and constant
+    return isinstance(part, IdentityMap) or (isinstance(part, LinearMap) and part.constant)
 
 
 def tensors(others: Map) -> tuple[Tensor, ...]:
     """The coefficients of rows that suit."""
-    if isinstance(others, StackedMap):
-        return tuple(tensor for part in others.parts for tensor in tensors(part))
-    if isinstance(others, QuadraticMap):
-        return others.H, others.G
-    return (others.A,) if isinstance(others, LinearMap) else ()
+    return tuple(tensor for part in others.parts for tensor in _tensors(part))
 
 
-def describe(others: StackedMap, spectrum: Spectrum | None, y: Tensor, used: int) -> Rows | None:
+def _tensors(part: Map) -> tuple[Tensor, ...]:
+    if isinstance(part, QuadraticMap):
+        return part.H, part.G
+    return (part.A,) if isinstance(part, LinearMap) else ()
+
+
+def describe(others: Map, spectrum: Spectrum | None, y: Tensor, used: int) -> Rows | None:
     """Rows that suit, for the kernels; None if a block has no memory for so many of them at a time."""
     sizes = y.shape[1], others.rows, 0 if spectrum is None else len(spectrum.A)
     if _shared_bytes(*sizes, used, y) > kernels.most_shared(y):

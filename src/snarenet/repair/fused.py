@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.data import tracing
 from snarenet.damping import Damping
 from snarenet.linalg import Spectrum
 from snarenet.repair import kernels
 from snarenet.solution import Status
+from snarenet.tracing import tracing
 
 MOST_ROWS = 128  # with more, all samples together make better use of a matrix than a few
 _THREADS = 512  # of a block

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.constraints.data import tracing, without_grad
 from snarenet.constraints.maps import add
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.linalg import ConjugateGradients
@@ -30,6 +29,7 @@ from snarenet.repair.spaces import ConstraintSpace, Space
 from snarenet.repair.structure import choose_space
 from snarenet.repair.tape import Step, Tape
 from snarenet.solution import Solution, Status
+from snarenet.tracing import tracing, without_grad
 
 # plain numbers: a compiled loop does not compare tensors with members of an enum
 _CONVERGED, _GOING, _STALLED, _NONFINITE = (

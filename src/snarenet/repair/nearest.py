@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.data import Memo
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map
+from snarenet.memo import Memo
 from snarenet.repair import fused, kernels
 from snarenet.repair.options import check_weights
 from snarenet.repair.projection import project
@@ -56,7 +56,7 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
     """
     if weights is not None:
         memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
-    parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
+    parts = instance.map.parts
     chosen = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap) or is_constant(part)]
     if len(chosen) < len(parts) and instance.map.separable:
         return project(memo, instance, y, iterations, weights)

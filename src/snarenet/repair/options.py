@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Instance
-from snarenet.constraints.data import check_shape, describe, tracing
+from snarenet.constraints.data import check_shape, describe
 from snarenet.linalg import ConjugateGradients
+from snarenet.tracing import tracing
 
 Rows = Literal["auto", "all", "active"]
 Solver = Literal["auto"] | ConjugateGradients

@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.data import Memo, tracing
-from snarenet.constraints.maps import Map, StackedMap, times, transposed_times
+from snarenet.constraints.maps import Map, times, transposed_times
 from snarenet.linalg import places_of, rows_at, triangular_solve
+from snarenet.memo import Memo
 from snarenet.repair import curved, kernels
 from snarenet.repair.curved import Rows
+from snarenet.tracing import tracing
 
 _FLAT = 0.1  # D is at least this share of W, where rows bend the other way
 _LEAST = 1e-13  # share of its diagonal that is always added to the system: active rows may depend on each other
@@ -92,11 +93,8 @@ def _constant_rows(memo: Memo, map: Map, y: Tensor) -> Rows | None:
     """The rows for the kernel; None if it cannot take them."""
     if not kernels.supported(y) or not curved.suits(map):
         return None
-    stacked = map if isinstance(map, StackedMap) else StackedMap([map])
-    used = min(stacked.rows, y.shape[1])  # more of them can hardly be active at the nearest point
-    return memo.get(
-        ("projection", y.dtype, y.device), curved.tensors(stacked), lambda: curved.describe(stacked, None, y, used)
-    )
+    used = min(map.rows, y.shape[1])  # more of them can hardly be active at the nearest point
+    return memo.get(("projection", y.dtype, y.device), curved.tensors(map), lambda: curved.describe(map, None, y, used))
 
 
 def _search_in_kernel(task: _Task, shares: tuple[float, ...], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:

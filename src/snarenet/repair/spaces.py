@@ -34,6 +34,7 @@ from snarenet.linalg import (
     Spectrum,
     System,
     column,
+    eliminate,
 )
 from snarenet.repair.tape import Pulled, Step
 
@@ -248,7 +249,7 @@ class OutputSpace(Space):
             return Primal(self.others, y, others, self.scale, damping, factor)
         eliminated: Eliminated | None = None
         if self.spectrum is not None:
-            eliminated = self.spectrum.eliminated(damping)
+            eliminated = eliminate(self.spectrum, damping)
         elif self.eliminated is not None:
             eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first], damping)
         delta = self.scale * column(damping)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Constraints, Instance, Linear, Stack
-from snarenet.constraints.data import Memo, tracing, without_grad
+from snarenet.constraints import Constraints, Instance, Linear
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
 from snarenet.constraints.sparse import SparseMap
 from snarenet.damping import Damping
 from snarenet.linalg import ConjugateGradients, Spectrum
+from snarenet.memo import Memo
 from snarenet.repair import curved, kernels
 from snarenet.repair.curved import CurvedSpace
 from snarenet.repair.options import Rows
 from snarenet.repair.spaces import Budget, ConstraintSpace, OutputSpace, Space
+from snarenet.tracing import tracing, without_grad
 
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
 
@@ -38,7 +39,7 @@ def choose_space(
 ) -> tuple[Space | CurvedSpace, Tensor, Tensor]:
     """The space for these constraints, chosen by their structure, and the bounds in its order of rows."""
     relative = damping.relative
-    parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
+    parts = instance.map.parts
     everything = list(range(len(parts)))
     if rows != "active" and krylov is None and all(is_constant(part) for part in parts):
         spectrum = _spectrum(memo, parts, everything, relative)
@@ -123,7 +124,7 @@ def _spectrum(memo: Memo, parts: Sequence[Map], chosen: list[int], relative: boo
 
 def prepare(constraints: Constraints, relative: bool, dtype: torch.dtype) -> None:
     """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
-    parts = constraints.parts if isinstance(constraints, Stack) else [constraints]
+    parts = constraints.parts
     maps = [part.constant_map(dtype) for part in parts if isinstance(part, Linear)]
     if len(maps) == len(parts) and all(map is not None for map in maps):
         _spectrum(constraints.memo, [map for map in maps if map is not None], list(range(len(maps))), relative)
