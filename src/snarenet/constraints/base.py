@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -97,7 +98,7 @@ class Constraints(nn.Module, ABC):
         return self.violation(y, x)
 
     @property
-    def parts(self) -> tuple[Constraints, ...]:
+    def parts(self) -> Sequence[Constraints]:
         """The sets that this one joins: itself, unless it is a `Stack`."""
         return (self,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -26,8 +27,8 @@ class Stack(Constraints):
         self.rows = None if None in rows else sum(row for row in rows if row is not None)
 
     @property
-    def parts(self) -> tuple[Constraints, ...]:
-        return tuple(cast(Any, self._modules["parts"]))
+    def parts(self) -> Sequence[Constraints]:
+        return cast(Any, self._modules["parts"])
 
     def value(self, y: Tensor, x: Any = None) -> Tensor:
         return self.at(self.check(y), x).map.value(y)
