@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -23,15 +22,21 @@ from snarenet.linalg import (
     Spectrum,
     cholesky,
     cholesky_solve,
+    dense,
     eliminate,
+    systems,
 )
 from snarenet.memo import Memo
-from snarenet.repair.spaces import ConstraintSpace, OutputSpace
-from snarenet.repair.structure import choose_space
+from snarenet.repair import options
+from snarenet.repair.choose import choose
+from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.options import Options
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
-    return choose_space(Memo(), constraints.at(y, x), y, sn.Annealed(), rows, krylov, math.inf)[0]
+    engine = choose(Options(rows=rows, solver=krylov or "auto"), Memo(), constraints.at(y, x), y).engine
+    assert isinstance(engine, Loop)
+    return engine.space
 
 
 def two_disks() -> sn.Nonlinear:
@@ -412,15 +417,15 @@ class TestFewActiveRows:
         if extra == "curved":
             constraints = constraints & sn.Quadratic(draw(2, 20, seed=3).abs(), draw(2, 20, seed=4), upper=20.0)
         found, counts = [], []
-        linalg, original = sys.modules["snarenet.linalg"], sys.modules["snarenet.linalg"].cholesky
+        original = cholesky
 
         def noted(matrix: Tensor) -> Tensor:
             counts.append(matrix.shape[-1])
             return original(matrix)
 
-        monkeypatch.setattr(linalg, "cholesky", noted)
+        monkeypatch.setattr(systems, "cholesky", noted)
         for few in (0.75, 0.0):
-            monkeypatch.setattr(linalg, "_FEW", few)
+            monkeypatch.setattr(dense, "_FEW", few)
             for store in (True, False):
                 y = draw(9, 20, seed=5).requires_grad_()
                 solution = sn.repair(constraints, y, rows="active", damping=damping, store_factors=store)
@@ -456,19 +461,19 @@ class TestAdjoint:
         steps = node.tape.steps
         assert len(steps) == int(solution.steps.max()) > 5
         for step in steps:
-            assert step.record.factor is None
-            kept = [t for t in (*step[1:5], *step.record) if isinstance(t, Tensor)]
+            assert step.saved.factor is None
+            kept = [t for t in (*step[1:5], *step.saved) if isinstance(t, Tensor)]
             assert sum(t.numel() for t in kept) <= batch * (2 * n + 3 * m)
 
     def test_factors_are_kept_within_the_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
         y = draw(7, 6, scale=2).requires_grad_()
-        monkeypatch.setattr(sys.modules["snarenet.repair.loop"], "_STORE_BYTES", 3 * 7 * 9 * 8)
-        monkeypatch.setattr(sys.modules["snarenet.linalg"], "_FEW", 0.0)  # so that all factors have one size
+        monkeypatch.setattr(options, "_STORE_BYTES", 3 * 7 * 9 * 8)
+        monkeypatch.setattr(dense, "_FEW", 0.0)  # so that all factors have one size
         value = sn.repair(TestRescue.constraints, y).value
         node = value.grad_fn
         while "Repair" not in node.name():
             node = node.next_functions[0][0] or node.next_functions[1][0]
-        assert [step.record.factor is not None for step in node.tape.steps[:5]] == [True] * 3 + [False] * 2
+        assert [step.saved.factor is not None for step in node.tape.steps[:5]] == [True] * 3 + [False] * 2
 
     def test_a_tensor_that_was_overwritten_is_noticed(self) -> None:
         A = torch.nn.Parameter(draw(2, 5))

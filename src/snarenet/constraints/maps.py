@@ -46,6 +46,11 @@ class Map(ABC):
     separable: bool = False  # the second derivatives of every row are a diagonal, which `bend` knows
 
     @property
+    def constant(self) -> bool:
+        """Is it linear, with the same matrix for all samples and all training steps?"""
+        return False
+
+    @property
     def parts(self) -> tuple[Map, ...]:
         """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
         return (self,)
@@ -135,7 +140,6 @@ class LinearMap(Map):
 
     @property
     def constant(self) -> bool:
-        """Do all samples, and all training steps, share A?"""
         return self.A.ndim == 2 and not self.A.requires_grad
 
     def value(self, y: Tensor) -> Tensor:
@@ -175,6 +179,10 @@ class IdentityMap(Map):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+
+    @property
+    def constant(self) -> bool:
+        return True
 
     def value(self, y: Tensor) -> Tensor:
         return y

@@ -22,7 +22,7 @@ from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.quadratic import Quadratic
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options
 from snarenet.solution import Solution, Status
 
 Array = NDArray[np.float64]
@@ -64,7 +64,7 @@ class OptNetLayer(Layer):
         max_steps: int = 200,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         if mode not in ("dense", "lsqr", "lsmr"):
             raise ValueError(f"`mode` must be 'dense', 'lsqr' or 'lsmr', but got {mode!r}")
         for part in constraints.parts:
@@ -73,10 +73,7 @@ class OptNetLayer(Layer):
         self.mode: Mode = mode
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        work = self.constraints.check(y).to(torch.float64)
-        finite = work.isfinite().all(1)
-        start = torch.where(finite.unsqueeze(1), work, 0.0)
-        instance = relaxed(self.constraints.at(start, x), relax)
+        work, finite, start, instance = self.constraints.prepare(y, x, relax)
         kinds = _kinds(instance)
         value, failed = work, finite.clone()
         for kind in kinds[finite].unique(dim=0):  # samples with the same kinds of bounds share a program

@@ -27,7 +27,7 @@ from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.maps import IdentityMap, LinearMap
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.linalg import Dual, EliminatedBox
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options
 from snarenet.solution import Solution
 
 _MARGIN = 0.9  # of the tolerance ends the splitting; the rest is for the rounding of the violation that is reported
@@ -74,7 +74,7 @@ class PiNetLayer(Layer):
         max_steps: int = 5000,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         if not 0 < omega < 2:
             raise ValueError(f"`omega` must be between 0 and 2, but got {omega!r}")
         if not 0 < sigma < float("inf"):
@@ -88,7 +88,7 @@ class PiNetLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         work = self.constraints.check(y).to(torch.float64)
-        instance = relaxed(self.constraints.at(work, x), relax)
+        instance = self.constraints.at(work, x).relaxed(relax)
         lifted = self.constraints.memo.get(
             ("pinet", instance.equal, y.shape[1]),
             tuple(self.constraints.buffers()),

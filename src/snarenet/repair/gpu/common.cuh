@@ -1,8 +1,10 @@
-// What the kernels share. Compiled at run time, before one of the .cu files, with -DREAL=double or float, the status
-// codes and a few numbers; `nvrtc.py` does that.
+// What the kernels share. Compiled at run time with -DREAL=double or float, and with all numbers that Python knows, too:
+// status codes, threads of a block, shares (`definitions` in launching.py).
 //
 // A block works on shared memory, and every loop is over `thread`, `thread + threads`, ..., so that any number of threads,
 // even one, computes the same: tests run these files as C++ on a CPU.
+
+#pragma once
 
 typedef REAL real;
 
@@ -14,7 +16,6 @@ typedef REAL real;
 #define NAN __int_as_float(0x7fffffff)
 #endif
 #define EACH(i, first, count) for (int i = (first) + (int)threadIdx.x; i < (count); i += (int)blockDim.x)
-#define SLICE 16  // numbers that one thread adds up at a time
 
 __device__ inline int least(int a, int b) { return a < b ? a : b; }
 

@@ -36,7 +36,8 @@ from snarenet.linalg import (
     column,
     eliminate,
 )
-from snarenet.repair.tape import Pulled, Step
+from snarenet.repair.loop.steps import Pulled, Step
+from snarenet.repair.stopping import negligible, slack
 
 
 class Space(ABC):
@@ -55,7 +56,7 @@ class Space(ABC):
 
     @abstractmethod
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
-        """The next position and a record of the step."""
+        """The next position and what the step's way back needs."""
 
     @abstractmethod
     def finish(self, y: Tensor, position: Tensor) -> Tensor:
@@ -66,14 +67,14 @@ class Space(ABC):
         """The space of some of its samples."""
 
     @abstractmethod
-    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, record: Any) -> Tensor:
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
         """The residual that the linear model foresees after a step, (b, rows)."""
 
     @abstractmethod
     def scales(self) -> Tensor:
         """(b, rows) or (rows,): the scale of each row, its squared length for a relative damping and 1 otherwise."""
 
-    def stationary(self, residual: Tensor, damping: float | Tensor, record: Any) -> Tensor | None:
+    def stationary(self, residual: Tensor, damping: float | Tensor, saved: Any) -> Tensor | None:
         """(b,) true where no step can reduce the violation, or None where the space cannot tell."""
         return None
 
@@ -118,7 +119,7 @@ class ConstraintSpace(Space):
 
     def __init__(self, spectrum: Spectrum) -> None:
         self.spectrum = spectrum
-        self.slack = 256 * torch.finfo(spectrum.A.dtype).eps
+        self.slack = slack(spectrum.A.dtype)
 
     def start(self, y: Tensor) -> Tensor:
         return y @ self.spectrum.A.T
@@ -137,7 +138,7 @@ class ConstraintSpace(Space):
     def select(self, keep: Tensor) -> ConstraintSpace:
         return self
 
-    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, record: Any) -> Tensor:
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
         return residual - (position - trial)
 
     def scales(self) -> Tensor:
@@ -171,7 +172,7 @@ class Budget:
         return factor
 
 
-class Record(NamedTuple):
+class Saved(NamedTuple):
     """A step in output space: where it started, how far it went, its multipliers, and its factor if there was room."""
 
     y: Tensor
@@ -258,28 +259,28 @@ class OutputSpace(Space):
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
         system = self.system(position, violated, damping)
         d, w = system.step(residual[:, self.first :], residual[:, : self.first])
-        return position - d, Record(position, d, w, self.budget.take(system.factor))
+        return position - d, Saved(position, d, w, self.budget.take(system.factor))
 
-    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, record: Record) -> Tensor:
-        change = self.others.jvp(position, record.d)
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Saved) -> Tensor:
+        change = self.others.jvp(position, saved.d)
         if self.eliminated is not None:
-            change = torch.cat([self.eliminated.jvp(position, record.d), change], 1)
+            change = torch.cat([self.eliminated.jvp(position, saved.d), change], 1)
         return residual - change
 
-    def stationary(self, residual: Tensor, damping: float | Tensor, record: Record) -> Tensor:
+    def stationary(self, residual: Tensor, damping: float | Tensor, saved: Saved) -> Tensor:
         r"""Is the gradient $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$ nothing beside $\tilde r$?
 
         The scaled rows have about unit length, so the norm of their Gram matrix is at most their number.
         """
         size = (residual.square() / self.scales()).sum(1).sqrt()
-        bound = record.d.norm(dim=1) * (residual.shape[1] + damping)
-        return bound <= torch.finfo(size.dtype).eps ** 0.6 * size
+        bound = saved.d.norm(dim=1) * (residual.shape[1] + damping)
+        return bound <= negligible(size.dtype) * size
 
     def pull_start(self, v: Tensor) -> Tensor:
         return v
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
-        y, d, w, factor = step.record
+        y, d, w, factor = step.saved
         system = self.system(y, step.violated, step.damping, factor)
         p, e, p_eliminated = system.adjoint(cotangent)
         p, w = keep_where(step.moved, p), keep_where(step.moved, w)

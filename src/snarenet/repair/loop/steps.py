@@ -1,4 +1,4 @@
-"""What the loop writes down so that its steps can be pulled back."""
+"""One step: what the tape keeps of it, and what it adds to the gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Step(NamedTuple):
         below: (b, rows) true for rows below their lower bound; None where no bound needs a gradient.
         damping: its damping, a number or (b,).
         moved: (b,) true where the step was accepted, or None where all were.
-        record: what the space wants to know again.
+        saved: what the space wants to know again.
     """
 
     samples: Tensor | None
@@ -26,30 +26,12 @@ class Step(NamedTuple):
     below: Tensor | None
     damping: float | Tensor
     moved: Tensor | None
-    record: Any
+    saved: Any
 
     def select(self, keep: Tensor) -> Step:
         """The step of some of its samples."""
         rest = tree_map(lambda leaf: leaf[keep] if isinstance(leaf, Tensor) else leaf, self[1:])
         return Step(keep if self.samples is None else self.samples[keep], *rest)
-
-
-class Tape:
-    """The steps of a repair, in order; `bounds` says whether to note what the bounds' gradients need."""
-
-    def __init__(self, bounds: bool) -> None:
-        self.bounds = bounds
-        self.steps: list[Step] = []
-        self.whole: Any = None  # the way back of kernels that took all steps, a function of (y, v), in their place
-
-    def without(self, dropped: Tensor) -> list[Step]:
-        """The steps without those of the samples that are marked in `dropped` (B,)."""
-        kept = []
-        for step in self.steps:
-            keep = (~(dropped if step.samples is None else dropped[step.samples])).nonzero().squeeze(1)
-            if len(keep):
-                kept.append(step if len(keep) == len(step.violated) else step.select(keep))
-        return kept
 
 
 class Pulled(NamedTuple):

@@ -68,19 +68,19 @@ class Kernels:
         )
 
 
-def sources(name: str) -> list[Path]:
-    """The files that make up the kernels of this name, in order."""
-    return [Path(__file__).with_name("common.cuh"), Path(__file__).with_name(f"{name}.cu")]
+def folder() -> Path:
+    """Where the sources are."""
+    return Path(__file__).parent
 
 
 def _compile(name: str, options: Sequence[str]) -> bytes:
     """The machine code of a source file for the current device."""
     from cuda.bindings import nvrtc
 
-    text = b"\n".join(path.read_bytes() for path in sources(name))
+    text = (folder() / f"{name}.cu").read_bytes()
     major, minor = torch.cuda.get_device_capability()
     program = _checked(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), 0, [], []))
-    arguments = [option.encode() for option in (f"-arch=sm_{major}{minor}", "-std=c++17", *options)]
+    arguments = [option.encode() for option in (f"-arch=sm_{major}{minor}", "-std=c++17", f"-I{folder()}", *options)]
     result = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))

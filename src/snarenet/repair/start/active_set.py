@@ -1,4 +1,4 @@
-r"""`project`: the nearest point of a set whose rows bend at most along the axes, by Newton's method on active rows.
+r"""`project`: the nearest point of a set whose rows have diagonal Hessians, by a primal-dual active-set method.
 
 $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
    W (z - y) + J(z)^\top \mu = 0. $$
@@ -15,8 +15,6 @@ large one that vanishes within a few steps, then, for those who did not settle, 
 while. From predictions near the set that takes about ten steps to all digits. Where it has not settled after the number
 allowed, the prediction stays as it is, and the set is the repair's to reach.
 
-On a GPU, where rows are constant and fit, one block takes all steps of a sample (`search` in kernels/curved.cu).
-
 The gradient is that of one more step: at a fixed point of Newton's method its derivative in y, in the bounds and in
 every tensor inside g, with z, mu and the factor held fixed, is that of the projection itself.
 """
@@ -24,6 +22,7 @@ every tensor inside g, with z, mu and the factor held fixed, is that of the proj
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import chain, islice, repeat
 from typing import NamedTuple
 
@@ -31,14 +30,11 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import Map, times, transposed_times
+from snarenet.constraints.maps import times, transposed_times
 from snarenet.linalg import places_of, rows_at, triangular_solve
-from snarenet.memo import Memo
-from snarenet.repair import curved, kernels
-from snarenet.repair.curved import Rows
 from snarenet.tracing import tracing
 
-_FLAT = 0.1  # D is at least this share of W, where rows bend the other way
+FLAT = 0.1  # D is at least this share of W, where rows bend the other way
 _LEAST = 1e-13  # share of its diagonal that is always added to the system: active rows may depend on each other
 # the shares step by step; where one is larger than the one before, the search begins anew
 _SHARES = (
@@ -48,7 +44,7 @@ _SHARES = (
 )
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """What is projected onto what."""
 
     instance: Instance
@@ -56,9 +52,12 @@ class _Task(NamedTuple):
     weights: Tensor  # (n,)
     reach: Tensor  # (B, rows) one over the squared length of each row at y
 
-    def select(self, index: Tensor) -> _Task:
+    def select(self, index: Tensor) -> Task:
         """Some of the samples."""
-        return _Task(self.instance.select(index), self.y[index], self.weights, self.reach[index])
+        return Task(self.instance.select(index), self.y[index], self.weights, self.reach[index])
+
+
+Search = Callable[[Task, tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
 
 
 class _Newton(NamedTuple):
@@ -69,58 +68,32 @@ class _Newton(NamedTuple):
     sound: Tensor  # (B,) false where the system had no factor
 
 
-def project(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
+def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, search: Search) -> Tensor:
     """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
 
-    `memo` keeps what is computed once.
+    `weights` (n,) are those of the squared distance; `search` is the one below, or another that finds the same.
     """
     metric = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
     with torch.no_grad():
         squares = (instance.map.jacobian(y).square() / metric).sum(-1).expand_as(instance.lower)
         reach = 1 / squares.clamp(min=torch.finfo(y.dtype).tiny)
-        task = _Task(instance._replace(map=instance.map.detached({})), y, metric, reach)
-        rows = _constant_rows(memo, instance.map, y)
-        shares = tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations))
-        z, multipliers, found = _search(task, shares) if rows is None else _search_in_kernel(task, shares, rows)
+        task = Task(instance._replace(map=instance.map.detached({})), y, metric, reach)
+        z, multipliers, found = search(task, tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations)))
         # of the others anything finite will do: their gradient is zero times that
         z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():
-        z = _step(_Task(instance, y, metric, reach), z, multipliers, _LEAST).z
+        z = _step(Task(instance, y, metric, reach), z, multipliers, _LEAST).z
     return torch.where(found.unsqueeze(1), z, y)
 
 
-def _constant_rows(memo: Memo, map: Map, y: Tensor) -> Rows | None:
-    """The rows for the kernel; None if it cannot take them."""
-    if not kernels.supported(y) or not curved.suits(map):
-        return None
-    used = min(map.rows, y.shape[1])  # more of them can hardly be active at the nearest point
-    return memo.get(("projection", y.dtype, y.device), curved.tensors(map), lambda: curved.describe(map, None, y, used))
-
-
-def _search_in_kernel(task: _Task, shares: tuple[float, ...], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """`_search` by a kernel; first with two blocks on a multiprocessor, then for samples that need more memory."""
-    (_, lower, upper, _), y, weights, reach = task
-    y, lower, upper, reach = (tensor.contiguous() for tensor in (y, lower, upper, reach))
-    z, multipliers = torch.empty_like(y), torch.empty_like(reach)
-    outcome = torch.empty(len(y), dtype=torch.int32, device=y.device)  # 0: not found, 1: found, 2: too many rows
-    rooms = [curved.room(rows, y, blocks) for blocks in (2, 1)]
-    for again, room in enumerate(rooms[:1] if rooms[0] == rows.kept else rooms):
-        curved.launch(
-            "search", rows, y,
-            y, lower, upper, weights.contiguous(), reach, curved.numbers(shares, y.dtype, y.device), len(shares),
-            _FLAT, _enough(y), room, again, z, multipliers, outcome, used=room,
-        )  # fmt: skip
-    return z, multipliers, outcome == 1
-
-
-def _enough(y: Tensor) -> float:
+def enough(y: Tensor) -> float:
     """A step that is smaller than this share of z was the last one."""
     return torch.finfo(y.dtype).eps ** (2 / 3)
 
 
-def _search(task: _Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def search(task: Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(z, multipliers, found) after a step with each of the shares; samples that have settled rest."""
-    y, traced, last, enough = task.y, tracing(), math.inf, _enough(task.y)
+    y, traced, last, small = task.y, tracing(), math.inf, enough(task.y)
     z, multipliers = y, torch.zeros_like(task.reach)
     found = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     for share in shares:
@@ -137,12 +110,12 @@ def _search(task: _Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Ten
         moves = (step.sound & ~found[left]).unsqueeze(1)
         z = z.index_copy(0, left, torch.where(moves, step.z, before))
         multipliers = multipliers.index_copy(0, left, torch.where(moves, step.multipliers, multipliers[left]))
-        still = (step.z - before).abs().amax(1) <= enough * (1 + before.abs().amax(1))
+        still = (step.z - before).abs().amax(1) <= small * (1 + before.abs().amax(1))
         found = found.index_copy(0, left, found[left] | (step.sound & still))
     return z, multipliers, found
 
 
-def _step(task: _Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
+def _step(task: Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
     """One step from z; gradients flow to y, the bounds and the tensors of g, not through the system."""
     (map, lower, upper, _), y, weights, reach = task
     value = map.value(z)
@@ -151,7 +124,7 @@ def _step(task: _Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
         above = (lower == upper) | (multipliers + reach * (value - upper) > 0)
         active = above | (multipliers + reach * (value - lower) < 0)
         multipliers = torch.where(active, multipliers, 0.0)
-        D = torch.maximum(weights + map.bend(multipliers), _FLAT * weights)
+        D = torch.maximum(weights + map.bend(multipliers), FLAT * weights)
         places = places_of(active, None)
         used = active if places is None else active.gather(1, places)
         J = (J if places is None else rows_at(J, places)) * used.unsqueeze(2)
