@@ -15,11 +15,13 @@ from textbook import autograd_jacobian, textbook_repair
 from torch import Tensor
 
 import snarenet as sn
-from snarenet import bench, cli
-from snarenet.bench import __main__ as without_tyro
-from snarenet.bench import common, growth, scaling
-from snarenet.bench import repair as one_repair
-from snarenet.bench.authors import repair_as_authors
+from snarenet import cli
+from snarenet_lab import bench
+from snarenet_lab.bench import __main__ as without_tyro
+from snarenet_lab.bench import common, damping, growth, matrix_free, robustness, scaling
+from snarenet_lab.bench import repair as one_repair
+from snarenet_lab.bench.authors import repair_as_authors
+from snarenet_lab.starts import start
 
 CPU = torch.device("cpu")
 TINY = {"size": 12, "inequalities": 4, "equalities": 3, "instances": 120}
@@ -58,15 +60,17 @@ class TestAuthors:
             repair_as_authors(sn.Box(0.0, 1.0), draw(2, 3), draw(2, 1))
 
 
-class TestTable:
-    table = common.Table("A title", ["what", "number"], [["a", 1234.5678], ["b", 0.0123456], ["c", 2e-9]], "cmd", "box")
+class TestBenchmark:
+    table = common.Benchmark(
+        "A title", ["what", "number"], [["a", 1234.5678], ["b", 0.0123456], ["c", 2e-9]], "cmd", "box"
+    )
 
     def test_people_see_three_digits(self) -> None:
-        assert self.table.markdown().splitlines() == [
-            "| what | number |", "| --- | --- |", "| a | 1,235 |", "| b | 0.0123 |", "| c | 2e-09 |",
+        assert self.table.table().markdown().splitlines() == [
+            "| what | number |", "| --- | --- |", "| a | 1,235 |", "| b | 0.0123 |", "| c | 2.00e-9 |",
         ]  # fmt: skip
-        empty = common.Table("", ["what", "number"], [["d", None], ["e", 0.0], ["f", 7]], "", "")
-        assert empty.markdown().splitlines()[2:] == ["| d |  |", "| e | 0 |", "| f | 7 |"]
+        empty = common.Benchmark("", ["what", "number"], [["d", None], ["e", 0.0], ["f", 7]], "", "")
+        assert empty.table().markdown().splitlines()[2:] == ["| d | – |", "| e | 0 |", "| f | 7 |"]
 
     def test_files_keep_all_digits(self, tmp_path: Path) -> None:
         self.table.write(tmp_path / "new", "name")
@@ -85,7 +89,7 @@ class TestTable:
         assert "| --- |" not in printed
         monkeypatch.setitem(sys.modules, "rich.console", None)
         self.table.show()
-        assert self.table.markdown() in capsys.readouterr().out
+        assert self.table.table().markdown() in capsys.readouterr().out
 
 
 def test_ledger_measures_once_and_survives_a_kill(tmp_path: Path) -> None:
@@ -102,11 +106,11 @@ def test_ledger_measures_once_and_survives_a_kill(tmp_path: Path) -> None:
 
 def test_starts_obey_the_equalities_without_noise() -> None:
     problem = sn.problems.load("nclp", **TINY)
-    y, x = common.start(problem, 0.0, 5)
+    y, x = start(problem, 0.0, 5)
     assert y.shape == (5, 12)
     assert problem.constraints.violation(y, x).max() < 1e-12
     with pytest.raises(ValueError, match="`problem` must end with linear equalities"):
-        common.start(sn.problems.load("cbf"), 0.0)
+        start(sn.problems.load("cbf"), 0.0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads memory as Linux tells it")
@@ -123,8 +127,8 @@ class TestRepair:
             CPU,
             tmp_path,
             [
-                one_repair.Row("authors", build=one_repair.authors, **shared),
-                one_repair.Row("ours", build=same, like=one_repair.authors, **shared),
+                one_repair.Trial("authors", build=one_repair.authors, **shared),
+                one_repair.Trial("ours", build=same, like=one_repair.authors, **shared),
             ],
         )
         first, second = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
@@ -133,33 +137,36 @@ class TestRepair:
         assert second["times faster"] == first["ms"] / second["ms"]
         assert second["difference"] < 1e-7
         assert max(first["violation"], second["violation"]) <= 1e-8
-        assert first["MiB"] >= 0
 
     def test_the_same_set_as_a_function(self) -> None:
-        row = one_repair.Row("function", "qcqp", 4, one_repair.as_function, one_repair.ours, sizes=TINY)
+        row = one_repair.Trial("function", "qcqp", 4, one_repair.as_function, one_repair.ours, sizes=TINY)
         found, slope, steps, violation = one_repair._Case(row, CPU).outcome()
         expected, expected_slope, *_ = one_repair._Case(row, CPU, one_repair.ours).outcome()
         assert (found - expected).abs().max() < 1e-6
         assert (slope - expected_slope).abs().max() < 1e-5
         assert steps > 1
         assert violation <= 1e-8
-        forward = one_repair.Row("function", "qcqp", 4, one_repair.as_function, sizes=TINY, backward=False)
+        forward = one_repair.Trial("function", "qcqp", 4, one_repair.as_function, sizes=TINY, backward=False)
         assert forward.title == "qcqp 12 4 3 120, forward only"
         value, no_slope, *_ = one_repair._Case(forward, CPU).outcome()
         torch.testing.assert_close(value, found)
         assert no_slope is value
 
     def test_a_failure_is_not_timed(self) -> None:
-        short = one_repair.Row("too short", "nclp", 4, partial(one_repair.ours, steps=1), sizes=TINY)
+        short = one_repair.Trial("too short", "nclp", 4, partial(one_repair.ours, steps=1), sizes=TINY)
         with pytest.raises(RuntimeError, match="nclp 12 4 3 120: too short leaves a violation of"):
             one_repair._measured(short, CPU)
 
     def test_a_gpu_gets_every_row_of_the_table(self) -> None:
-        rows = one_repair.rows_for(torch.device("cuda"))
-        assert len(rows) == 34
-        assert {row.title for row in rows if row.build is one_repair.authors} == {
+        trials = one_repair.trials_for(torch.device("cuda"))
+        assert {trial.title for trial in trials if trial.build is one_repair.authors} == {
             "nclp", "nclp 500 450 50", "nclp 1000 950 50", "qcqp", "qcqp 100 100 50",
         }  # fmt: skip
+        recorded = [trial for trial in trials if trial.name.endswith(", recorded")]
+        plain = {(trial.title, trial.batch, trial.name) for trial in trials}
+        for trial in recorded:  # each beside the same without a recording
+            assert (trial.title, trial.batch, trial.name.removesuffix(", recorded")) in plain
+        assert {trial.batch for trial in trials if not trial.backward} == {833}
 
 
 class TestScaling:
@@ -219,6 +226,78 @@ def test_growth(tmp_path: Path) -> None:
     before = (tmp_path / "growth.jsonl").read_text()
     assert growth.measure(CPU, tmp_path, repeats=1, **options) == table
     assert (tmp_path / "growth.jsonl").read_text() == before
+
+
+class TestRobustness:
+    FAMILY = "second-order cones, squared, σ = 1"
+
+    def test_defaults_must_not_fail(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(robustness, "BATCH", 20)
+        found = robustness.measure(CPU, tmp_path, seeds=2, only=[self.FAMILY])
+        rows = {(row["method"], row["tolerance"]): row for row in found.records()}
+        assert len(rows) == len(robustness.METHODS)
+        assert rows["defaults", "1e-12"]["failures"] == "0 / 40"
+        assert rows["paper", "1e-12"]["failures"].endswith(" / 20")  # of one seed
+        assert rows["defaults", "1e-10"]["median steps"] <= rows["defaults", "1e-10"]["max steps"]
+        assert rows["defaults", "1e-10"]["displacement"] > 0.1
+        assert found.failure == ""
+
+    def test_a_failure_is_said_after_the_table(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(robustness, "BATCH", 20)
+        monkeypatch.setattr(robustness, "METHODS", {"defaults": {"tol": 1e-12, "max_steps": 1}})
+        with pytest.raises(sn.RunError, match="robustness: the defaults failed on 1 rows"):
+            bench.bench("robustness", CPU, tmp_path, only=[self.FAMILY], seeds=1)
+        assert "20 / 20" in capsys.readouterr().out
+        assert json.loads((tmp_path / "robustness.json").read_text())["rows"][0]["median steps"] is None
+        with pytest.raises(SystemExit, match="the defaults failed on 1 rows"):
+            without_tyro.main(["robustness", "--out", str(tmp_path), "--set", "seeds", "1", "only", str([self.FAMILY])])
+
+
+def test_damping(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epochs": 1, "seeds": 2, "schedules": [(10, 0.5)], "sizes": TINY}
+    (row,) = damping.measure(CPU, tmp_path, **options).records()
+    assert row["damping"] == "10 · 0.5ᵏ"
+    assert len(row["mean objective, one per seed"].split(", ")) == 2
+    assert row["largest violation"] <= 1e-10
+    assert row["steps in training"] > 1
+    with pytest.raises(ValueError, match="`problem` must be one of nclp, qcqp, but got 'cbf'"):
+        damping.measure(CPU, tmp_path, problem="cbf")
+
+
+class TestMatrixFree:
+    def test_rows_of_the_table(self, tmp_path: Path) -> None:
+        waves, sparse = matrix_free.measure(CPU, tmp_path, ["waves", "sparse"], size=40, rows=10, batch=3).records()
+        assert (waves["rows x variables"], sparse["rows x variables"]) == ("10 x 40", "250 x 800")
+        for row in (waves, sparse):
+            assert (row["samples"], row["failures"]) == (3, 0)
+            assert row["violation"] <= 1e-8
+            forward, backward = map(int, row["iterations, forward + backward"].split(" + "))
+            assert forward >= row["steps"] > 1
+            assert backward > 0
+        assert waves["one Jacobian and factor MiB"] == 8 * 3 * 10 * (40 + 10) / 2**20
+        with pytest.raises(ValueError, match="`cases` are waves, sparse, nclp, qcqp, but got wave"):
+            matrix_free.measure(CPU, tmp_path, "wave")
+
+    @pytest.mark.slow
+    def test_five_thousand_variables(self) -> None:
+        """n = 5,000 and m = 2,000 nonlinear rows, in less memory than one Jacobian of the batch."""
+        constraints, y, solutions = matrix_free.waves(5000, 2000), draw(4, 5000, scale=2), []
+        solver = sn.ConjugateGradients()
+        memory = common.peak_growth_mib(lambda: solutions.append(sn.repair(constraints, y, solver=solver)))
+        assert solutions[0].converged.all()
+        assert memory < 8 * 4 * 2000 * 5000 / 2**20
+
+    @pytest.mark.slow
+    def test_a_hundred_thousand_variables(self) -> None:
+        """50,000 rows of 5 entries: a dense A alone would take 40 GB."""
+        constraints, y, solutions = matrix_free.sparse(100_000, 50_000), draw(4, 100_000, scale=2), []
+        solver = sn.ConjugateGradients()
+        memory = common.peak_growth_mib(lambda: solutions.append(sn.repair(constraints, y, solver=solver)))
+        assert solutions[0].converged.all()
+        assert constraints.violation(solutions[0].value).max() <= 1e-8
+        assert memory < 500
 
 
 class TestCommand:

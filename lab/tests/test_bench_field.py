@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import snarenet as sn
-from snarenet.bench import field, original, parallel, race
-from snarenet.bench.field import Setup
-from snarenet.bench.rivals import pieces
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import Rows, Structured
+from snarenet_lab.bench import field, original, parallel, race
+from snarenet_lab.bench.common import Benchmark
+from snarenet_lab.bench.field import Setup
+from snarenet_lab.bench.rivals import pieces
 
 CPU = torch.device("cpu")
 SIZES = {"size": 8, "inequalities": 4, "equalities": 3, "instances": 120}
@@ -23,7 +24,7 @@ CHANGES = {"width": 16, "batch": 20, "lr": 0.05}
 NCLP, QCQP = Setup("nclp", 6, sizes=SIZES), Setup("qcqp", 6, sizes=SIZES)
 
 
-def records(table: field.Table) -> list[dict[str, Any]]:
+def records(table: Benchmark) -> list[dict[str, Any]]:
     return json.loads(table.to_json())["rows"]
 
 
@@ -141,7 +142,7 @@ def test_the_problems_pieces() -> None:
 
 
 class TestRace:
-    def run(self, out: Path, reference: Path, **options: Any) -> field.Table:
+    def run(self, out: Path, reference: Path, **options: Any) -> Benchmark:
         options = {"ladder": (1, 4), "sizes": SIZES, "changes": CHANGES, "reference": reference} | options
         return race.measure(CPU, out, **options)
 

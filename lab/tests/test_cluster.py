@@ -19,11 +19,12 @@ import torch
 
 import snarenet as sn
 from snarenet import cli, processes
-from snarenet.experiments import sweep as sweeping
-from snarenet.experiments.compare import Plan, compare
-from snarenet.experiments.sweep import Job, results, run_job, sweep
 from snarenet.processes import scatter_over
 from snarenet.reference import solve
+from snarenet_lab import cli as lab_cli
+from snarenet_lab import sweep as sweeping
+from snarenet_lab.experiments.compare import Plan, compare
+from snarenet_lab.sweep import TrainingJob, results, run_job, sweep
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 CONFIG = sn.TrainConfig(epochs=2, width=8, batch=40, checkpoint_seconds=0.0)
@@ -31,8 +32,8 @@ LONG = CONFIG.replace(epochs=120, validate_every=120)  # some seconds: time to b
 STORE = 80 * 2**20  # bytes of a node's object store; Ray wants no less
 
 
-def job(seed: int = 0, config: sn.TrainConfig = CONFIG) -> Job:
-    return Job("nclp", config.replace(seed=seed), SIZES)
+def job(seed: int = 0, config: sn.TrainConfig = CONFIG) -> TrainingJob:
+    return TrainingJob("nclp", config.replace(seed=seed), SIZES)
 
 
 # --- without Ray: what is passed on, and what is refused
@@ -44,7 +45,7 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, hide: bool = False) -> None:
         self.calls: list[tuple[str, int | None, bool]] = []
         self.hide = hide
-        for module in ("snarenet.experiments.sweep", "snarenet.reference.solving"):
+        for module in ("snarenet_lab.sweep", "snarenet.reference.solving"):
             monkeypatch.setattr(sys.modules[module], "scatter_over", self)
 
     def __call__(
@@ -107,8 +108,8 @@ class TestArguments:
             return [], []
 
         monkeypatch.setattr(cli, "solve", references)
-        monkeypatch.setattr(cli, "compare", comparison)
-        monkeypatch.setattr(cli, "terminal_table", lambda rows: "")
+        monkeypatch.setattr(lab_cli.comparing, "compare", comparison)
+        monkeypatch.setattr(lab_cli, "terminal_table", lambda rows: "")
         cli.main(["compare", "nclp", "--methods", "snare", "--cluster", "ray://head:1", "--out", str(tmp_path)])
         assert seen == {"solve": "ray://head:1", "compare": ("ray://head:1", None)}
         cli.main(["compare", "nclp", "--methods", "snare", "--jobs", "2", "--out", str(tmp_path)])
@@ -192,7 +193,7 @@ def cluster() -> Iterator[TwoNodes]:
         nodes.ray.shutdown()
 
 
-def weights(out: Path, which: Job) -> bytes:
+def weights(out: Path, which: TrainingJob) -> bytes:
     return (out / which.name / "model.safetensors").read_bytes()
 
 
@@ -206,7 +207,9 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 class Disturbance(threading.Thread):
     """Does something when all jobs, one on each node, are in the middle of their training."""
 
-    def __init__(self, cluster: TwoNodes, out: Path, jobs: list[Job], act: Callable[[list[int]], object]) -> None:
+    def __init__(
+        self, cluster: TwoNodes, out: Path, jobs: list[TrainingJob], act: Callable[[list[int]], object]
+    ) -> None:
         super().__init__()
         self.cluster, self.out, self.jobs, self.act = cluster, out, jobs, act
         self.epochs: list[int] = []
@@ -313,7 +316,7 @@ class TestScatter:
 class TestWork:
     def test_a_sweep_is_as_without_a_cluster(self, cluster: TwoNodes, tmp_path: Path) -> None:
         jobs = [job(seed) for seed in range(4)]
-        wrong = Job("qcqp", CONFIG.replace(method="hardnet"), SIZES)
+        wrong = TrainingJob("qcqp", CONFIG.replace(method="hardnet"), SIZES)
         failures = sweep([*jobs, wrong], tmp_path / "there", cluster=cluster.address, quiet=True)
         assert failures == {wrong.name: "ValueError: HardNet repairs linear constraints only, but got Quadratic"}
         assert sweep(jobs, tmp_path / "here", quiet=True) == {}

@@ -14,27 +14,42 @@ import torch
 
 import snarenet as sn
 from snarenet.cli import main
-from snarenet.experiments import sweep as sweeping
-from snarenet.experiments.compare import Plan, compare
-from snarenet.experiments.sweep import Job, results, run_job, sweep
 from snarenet.reference import solve
-from snarenet.report.comparison import METRICS, Row, cells, csv_table, draw_comparison, markdown_table, terminal_table
+from snarenet_lab import sweep as sweeping
+from snarenet_lab.experiments.compare import Plan, compare
+from snarenet_lab.report.comparison import (
+    METRICS,
+    Contender,
+    comparison_table,
+    csv_table,
+    draw_comparison,
+    terminal_table,
+)
+from snarenet_lab.sweep import TrainingJob, results, run_job, sweep
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 CONFIG = sn.TrainConfig(epochs=2, width=8, batch=40, checkpoint_seconds=0.0)
 
 
-def job(seed: int = 0, **changes: object) -> Job:
-    return Job("nclp", CONFIG.replace(seed=seed, **changes), SIZES)
+def job(seed: int = 0, **changes: object) -> TrainingJob:
+    return TrainingJob("nclp", CONFIG.replace(seed=seed, **changes), SIZES)
 
 
 class TestSweep:
     def test_a_name_says_all_that_counts(self) -> None:
-        names = {job().name, job(1).name, job(lr=1e-3).name, Job("nclp", CONFIG).name, Job("qcqp", CONFIG, SIZES).name}
-        assert len(names | {Job("nclp", CONFIG, SIZES, tol=1e-3).name}) == 6
+        names = {
+            job().name,
+            job(1).name,
+            job(lr=1e-3).name,
+            TrainingJob("nclp", CONFIG).name,
+            TrainingJob("qcqp", CONFIG, SIZES).name,
+        }
+        assert len(names | {TrainingJob("nclp", CONFIG, SIZES, tol=1e-3).name}) == 6
         assert job(validate_every=2, checkpoint_seconds=5.0).name == job().name
-        assert Job("nclp", sn.TrainConfig()).name == "nclp-snare-seed0-163d291e1a"  # as ever: fields may be added
-        assert Job("qcqp", sn.TrainConfig(lr=1e-3, seed=4)).name == "qcqp-snare-seed4-b00cee5b43"
+        assert (
+            TrainingJob("nclp", sn.TrainConfig()).name == "nclp-snare-seed0-163d291e1a"
+        )  # as ever: fields may be added
+        assert TrainingJob("qcqp", sn.TrainConfig(lr=1e-3, seed=4)).name == "qcqp-snare-seed4-b00cee5b43"
 
     def test_done_work_is_not_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert sweep([job(), job(1)], tmp_path, quiet=True) == {}
@@ -75,7 +90,7 @@ class TestSweep:
 
     def test_a_failure_does_not_end_the_others(self, tmp_path: Path) -> None:
         wrong = job(method="hardnet")
-        failures = sweep([Job("qcqp", wrong.config, SIZES), job()], tmp_path, quiet=True)
+        failures = sweep([TrainingJob("qcqp", wrong.config, SIZES), job()], tmp_path, quiet=True)
         assert list(failures.values()) == ["ValueError: HardNet repairs linear constraints only, but got Quadratic"]
         assert len(list(results([job()], tmp_path))) == 1
 
@@ -140,7 +155,7 @@ class TestCompare:
         ]
         assert remarks == ["HardNet: not here, since HardNet repairs linear constraints only, but got Quadratic"]
         ours, dc3, *solvers = (
-            dict(zip((m.label for m in METRICS), map(row.values, METRICS), strict=True)) for row in rows
+            dict(zip((m.column.label for m in METRICS), map(row.values, METRICS), strict=True)) for row in rows
         )
         assert len(ours["gap\ngmean"]) == len(dc3["training\ntime"]) == 2
         assert len(ours["time per\ninstance"]) == 1
@@ -154,7 +169,7 @@ class TestCompare:
         assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*")} == times
         assert json.dumps([row._asdict() for row in again]) == json.dumps([row._asdict() for row in rows])
         assert json.loads((tmp_path / "comparison.json").read_text())["remarks"] == remarks
-        assert (tmp_path / "comparison.md").read_text() == markdown_table(rows) + f"\n- {remarks[0]}\n"
+        assert (tmp_path / "comparison.md").read_text() == comparison_table(rows).markdown() + f"\n- {remarks[0]}\n"
         ElementTree.fromstring((tmp_path / "comparison.svg").read_text())
         without, _ = compare(plan, tmp_path, quiet=True)  # the solvers' rows know gaps only where a reference is given
         assert without[-1].runs[0]["gap"] is None
@@ -167,7 +182,7 @@ class TestCompare:
         rows, remarks = compare(plan, tmp_path, quiet=True, classical=False)
         assert [row.label for row in rows] == ["SnareNet"]
         assert "HardNet needs linearly independent rows" in remarks[0]
-        assert "objective mean" in markdown_table(rows)
+        assert "objective mean" in comparison_table(rows).markdown()
 
     def test_a_solver_that_refuses_is_listed_and_a_policy_has_none(self, tmp_path: Path) -> None:
         rows, remarks = compare(Plan("nclp", SIZES, ["hardnet"], 1, 1, changes={"width": 8}), tmp_path, quiet=True)
@@ -210,14 +225,15 @@ def run(seed: int, gap: float, largest: float, training: float | None) -> dict:
 
 
 ROWS = [
-    Row("ours", "9 epochs, 2 seeds", [run(0, 1e-4, 0.0, 60.0), run(1, 3e-4, 0.0, 62.0)]),
-    Row("theirs", "1 instance", [run(0, 1e-12, 1e-3, None) | {"parallel": 0.01}]),
+    Contender("ours", "9 epochs, 2 seeds", [run(0, 1e-4, 0.0, 60.0), run(1, 3e-4, 0.0, 62.0)]),
+    Contender("theirs", "1 instance", [run(0, 1e-12, 1e-3, None) | {"parallel": 0.01}]),
 ]
 
 
 class TestTable:
     def test_cells_are_mean_and_deviation(self) -> None:
-        headings, lines = cells(ROWS)
+        table = comparison_table(ROWS)
+        headings, lines = [column.label for column in table.columns], table.texts()
         mine, other = (dict(zip(headings, line, strict=True)) for line in lines)
         assert mine["gap\ngmean"] == "2.0e-4 ± 1e-4"  # of 1e-4 and 3e-4: deviation 1.4e-4
         assert mine["ineq.\nmax"] == "0"
@@ -227,7 +243,7 @@ class TestTable:
         assert "objective\nmean" not in headings
 
     def test_a_terminal_gets_the_narrow_table(self) -> None:
-        headings = [column.header for column in terminal_table(ROWS).columns]
+        headings = [column.label for column in terminal_table(ROWS).columns]
         assert "gap\ngmean" in headings
         assert "in\nparallel" not in headings
 

@@ -17,10 +17,12 @@ from xml.etree import ElementTree
 import pytest
 
 import snarenet as sn
-from snarenet.report import plots
-from snarenet.report.plots import LINE_OF, axis, curve, curves, draw, panels, paths, pictures, points
-from snarenet.report.results import Cell, Column, Results, Row, Table, latex, long_csv, markdown, short, wide_csv, write
-from snarenet.report.results_page import write_results_page
+from snarenet.report.numbers import short
+from snarenet.report.tables import Column
+from snarenet_lab.report import plots
+from snarenet_lab.report.plots import LINE_OF, axis, curve, curves, draw, panels, paths, pictures, points
+from snarenet_lab.report.results import Cell, Results, Row, Sheet, latex, long_csv, markdown, wide_csv
+from snarenet_lab.report.results_page import write_results_page
 
 COLUMNS = (
     Column("gap", "gap, gmean"),
@@ -31,23 +33,23 @@ COLUMNS = (
 )
 
 
-def table() -> Table:
+def sheet() -> Sheet:
     paper = Row("DC3", "paper", {"gap": Cell(0.0803, 0.0058), "time": Cell(text="> 86400 s")}, 5)
     cells = {"gap": Cell.of([1e-4, 3e-4]), "share": Cell.of([1.0, 0.5]), "time": Cell.of([0.002, 0.002])}
     ours = Row("DC3", "best", cells | {"count": Cell(2.5)}, 2, 3, (7, 8), "snarenet train nclp")
     other = Row("50 % & more <i>", "best", {"gap": Cell(0.0)}, 1, 1, (7,))
-    return Table("test", "A table", COLUMNS, (paper, ours, other), "A note.")
+    return Sheet("test", "A table", COLUMNS, (paper, ours, other), "A note.")
 
 
 def results() -> Results:
-    figure = panels("metrics", "Numbers", table(), ["gap", "share"])
+    figure = panels("metrics", "Numbers", sheet(), ["gap", "share"])
     origin = {
         "command": "snarenet reproduce nclp",
         "budget": "smoke",
         "environment": {"torch": "2.13"},
         "trained on": {"cpu": 2},
     }
-    return Results("nclp", "NCLP", "What was <b>done</b>.", (table(),), (figure,), ("One run failed.",), origin)
+    return Results("nclp", "NCLP", "What was <b>done</b>.", (sheet(),), (figure,), ("One run failed.",), origin)
 
 
 class TestCells:
@@ -75,7 +77,7 @@ class TestCells:
         ],
     )
     def test_text(self, style: Any, cell: Cell, text: str) -> None:
-        assert write({"x": cell}, Column("x", "x", style)) == text
+        assert cell.write(Column("x", "x", style)) == text
 
     def test_short_keeps_three_digits(self) -> None:
         for value in (1.23e-16, 0.0123, 1.23, 12.3, 123.0, 1230.0):
@@ -88,25 +90,25 @@ class TestFormats:
         assert Results.read(json.loads(json.dumps(before.to_dict()))) == before
 
     def test_markdown(self) -> None:
-        lines = markdown(table()).splitlines()
+        lines = markdown(sheet()).splitlines()
         assert lines[2] == "| method | source | seeds | gap, gmean | feasible | time | violations (per instance) |"
         assert lines[4] == "| *DC3* | *paper* | *5* | *8.03e-2 ± 5.8e-3* | *–* | *> 86400 s* | *–* |"
         assert lines[5].startswith("| DC3 | best | 2 of 3 | 2.00e-4 ± 1.4e-4 | 75% | 2 ms |")
         assert lines[-1] == "A note."
 
     def test_csv_of_means(self) -> None:
-        paper, ours, _ = csv.DictReader(io.StringIO(wide_csv(table())))
+        paper, ours, _ = csv.DictReader(io.StringIO(wide_csv(sheet())))
         assert float(paper["gap, gmean, standard deviation"]) == 0.0058
         assert paper["time"] == "> 86400 s"
         assert float(ours["gap, gmean"]) == pytest.approx(2e-4)
 
     def test_csv_of_seeds(self) -> None:
-        lines = list(csv.DictReader(io.StringIO(long_csv([table()]))))
+        lines = list(csv.DictReader(io.StringIO(long_csv([sheet()]))))
         gaps = [(x["source"], x["seed"], float(x["value"])) for x in lines if x["quantity"] == "gap, gmean"]
         assert gaps == [("paper", "", 0.0803), ("best", "7", 1e-4), ("best", "8", 3e-4), ("best", "", 0.0)]
 
     def test_latex(self) -> None:
-        text = latex(table())
+        text = latex(sheet())
         assert r"DC3 & paper & 5 & $(8.03 \pm 0.58) \times 10^{-2}$ & -- & $>$ 86400 s & --" in text
         assert r"50 \% \& more $<$i$>$ & best" in text
         assert text.count(r"\midrule") == 2  # under the head, and between two methods
@@ -128,7 +130,7 @@ class TestFigures:
         ]
         way = {"label": "nominal", "paths": [[[0.0, 1.0], [1.0, 0.0]]], "plain": True}
         return [
-            panels("p", "Panels", table(), ["gap", "share"]),
+            panels("p", "Panels", sheet(), ["gap", "share"]),
             curves("c", "Curves", axis("epoch", True), axis("gap (units)", True), lines, marked=True),
             points("s", "Points", axis("steps (count)"), axis("gap", True), self.SERIES, {"the paper's best": 4e-3}),
             paths("t", "Paths", [way], [(0.0, 0.0, 1.0, 2.0)]),
@@ -159,8 +161,8 @@ class TestFigures:
 
     def test_far_numbers_are_arrows(self) -> None:
         rows = [Row(str(k), "best", {"gap": Cell(10.0**-k)}) for k in range(6)]
-        near = Table("t", "t", COLUMNS, tuple(rows))
-        far = Table("t", "t", COLUMNS, (*rows, Row("far", "parity", {"gap": Cell(1e34)})))
+        near = Sheet("t", "t", COLUMNS, tuple(rows))
+        far = Sheet("t", "t", COLUMNS, (*rows, Row("far", "parity", {"gap": Cell(1e34)})))
         assert "arrow" not in pictures(panels("p", "P", near, ["gap"]))[0].caption
         assert "an arrow is a number far beyond the frame" in pictures(panels("p", "P", far, ["gap"]))[0].caption
 
@@ -244,9 +246,9 @@ class TestPage:
 
     def test_tables_to_take_along(self, page: Path) -> None:
         found = {link.partition(",")[0]: unquote(link.partition(",")[2]) for link in Page(page.read_text()).links}
-        assert found["data:text/csv;charset=utf-8"] == wide_csv(table())
-        assert found["data:text/plain;charset=utf-8"] == latex(table())
-        assert latex(table()) in Page(page.read_text()).text
+        assert found["data:text/csv;charset=utf-8"] == wide_csv(sheet())
+        assert found["data:text/plain;charset=utf-8"] == latex(sheet())
+        assert latex(sheet()) in Page(page.read_text()).text
 
     def test_a_folder_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(sn.RunError, match="holds no run"):

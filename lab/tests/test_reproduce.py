@@ -16,19 +16,19 @@ import torch
 
 import snarenet as sn
 from snarenet import cli
-from snarenet.experiments.budget import PAPER, SMOKE, STANDARD, TOLERANCES, seed_list
-from snarenet.experiments.item import parity_remarks, together
-from snarenet.experiments.lab import Lab, command
-from snarenet.experiments.nclp import NCLPItem
-from snarenet.experiments.ncqcqp import NonConvexQCQPItem
-from snarenet.experiments.paper import paper_cell, paper_rows
-from snarenet.experiments.qcqp import QCQPItem
-from snarenet.experiments.reproduce import ITEMS, reproduce
-from snarenet.experiments.rows import attempt
-from snarenet.experiments.soft import SoftItem, train_with_curve
-from snarenet.experiments.sweep import Job
-from snarenet.experiments.theory import SAFE, convex, linear
-from snarenet.report.results import Cell, Results, Row, Table
+from snarenet_lab.experiments.budget import PAPER, SMOKE, STANDARD, TOLERANCES, seed_list
+from snarenet_lab.experiments.item import parity_remarks, together
+from snarenet_lab.experiments.nclp import NCLPItem
+from snarenet_lab.experiments.ncqcqp import NonConvexQCQPItem
+from snarenet_lab.experiments.paper import paper_cell, paper_rows
+from snarenet_lab.experiments.qcqp import QCQPItem
+from snarenet_lab.experiments.reproduce import ITEMS, reproduce
+from snarenet_lab.experiments.rows import attempt
+from snarenet_lab.experiments.soft import SoftItem, train_with_curve
+from snarenet_lab.experiments.study import Study, command
+from snarenet_lab.experiments.theory import SAFE, convex, linear
+from snarenet_lab.report.results import Cell, Results, Row, Sheet
+from snarenet_lab.sweep import TrainingJob
 
 TINY = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 # what the ordinary tests can afford
@@ -50,8 +50,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # reference solutions in this process
 
 
-def rows_of(results: Results, table: int = 0) -> dict[tuple[str, str], Row]:
-    return {(row.label, row.source): row for row in results.tables[table].rows}
+def rows_of(results: Results, sheet: int = 0) -> dict[tuple[str, str], Row]:
+    return {(row.label, row.source): row for row in results.sheets[sheet].rows}
 
 
 def mean(row: Row, key: str) -> float:
@@ -73,7 +73,7 @@ class TestPaper:
 
     @pytest.mark.parametrize(
         ("rows", "label", "key", "cell"),
-        [  # from the summary of the paper's tables, section D of our notes, not from where they were typed
+        [  # read from the paper a second time, not from where they were typed
             (NCLPItem.paper, "HardNet", "gap_gmean", (0.917, 0.099)),
             (NCLPItem.paper, "SnareNet, tol 1e-8", "test_time", (0.972, 0.152)),
             (QCQPItem.paper, "OptNet", "gap_gmean", (0.0415, 0.0001)),
@@ -92,20 +92,20 @@ class TestPaper:
 
 
 def test_parity_is_judged_by_the_papers_spread() -> None:
-    def table(title: str, ours: float, spread: float) -> Table:
+    def sheet(title: str, ours: float, spread: float) -> Sheet:
         rows = (
             Row("A", "paper", {"gap": Cell(2.0, 0.5)}),
             Row("A", "parity", {"gap": Cell(ours, spread)}),
             Row("A", "best", {"gap": Cell(0.1)}),
         )
-        return Table("t", f"{title}: test instances", (), rows)
+        return Sheet("t", f"{title}: test instances", (), rows)
 
-    assert parity_remarks([table("Ten", 2.9, 0.0)], "gap", "mean gap") == [
+    assert parity_remarks([sheet("Ten", 2.9, 0.0)], "gap", "mean gap") == [
         "Parity, A: mean gap 2.9, the paper's 2: within two of its standard deviations."
     ]
-    assert parity_remarks([table("Ten", 3.1, 9.0), table("Fifty", 642.0, 0.1)], "gap", "mean gap") == [
+    assert parity_remarks([sheet("Ten", 3.1, 9.0), sheet("Fifty", 642.0, 0.1)], "gap", "mean gap") == [
         "Parity, A (Ten): mean gap 3.1, the paper's 2: 1.6 times it.",
-        "Parity, A (Fifty): mean gap 640, the paper's 2: 320 times it.",
+        "Parity, A (Fifty): mean gap 642, the paper's 2: 321 times it.",
     ]
 
 
@@ -158,13 +158,13 @@ class TestBudget:
             assert len({job.name for entry in entries for job in entry.jobs}) == count, name
 
 
-class TestLab:
-    def job(self, **changes: object) -> Job:
-        return Job("nclp", BRIEF.parity_config("nclp", 123, 1500, **changes), TINY)  # pyright: ignore
+class TestStudy:
+    def job(self, **changes: object) -> TrainingJob:
+        return TrainingJob("nclp", BRIEF.parity_config("nclp", 123, 1500, **changes), TINY)  # pyright: ignore
 
     def test_the_command_of_a_row_trains_the_same(self, tmp_path: Path) -> None:
         for job in (
-            Job("nclp", BRIEF.small_config("nclp", 456, fresh=True, damping=None), TINY),
+            TrainingJob("nclp", BRIEF.small_config("nclp", 456, fresh=True, damping=None), TINY),
             self.job(batch_norm=False, damping=None),
         ):
             words = shlex.split(command(job))
@@ -176,24 +176,24 @@ class TestLab:
             assert trained.sizes == TINY
 
     def test_an_evaluation_is_made_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from snarenet.experiments import lab as module
-        from snarenet.experiments.sweep import sweep
+        from snarenet_lab.experiments import study as module
+        from snarenet_lab.sweep import sweep
 
-        lab, job = Lab(BRIEF, 1, tmp_path), self.job()
-        assert lab.evaluation(job, 1e-4) is None
-        sweep([job], lab.runs, quiet=True)
-        first = lab.evaluation(job, 1e-4)
+        study, job = Study(BRIEF, 1, tmp_path), self.job()
+        assert study.evaluation(job, 1e-4) is None
+        sweep([job], study.runs, quiet=True)
+        first = study.evaluation(job, 1e-4)
         assert first is not None
         assert first[0]["tol"] == 1e-4
         assert first[0]["violation"] <= 1e-4
         monkeypatch.setattr(module, "evaluate", None)
-        again = lab.evaluation(job, 1e-4)
+        again = study.evaluation(job, 1e-4)
         assert again is not None
         assert again[0] == first[0]
-        assert (lab.runs / job.name / "evaluation-1e-04.json").exists()
+        assert (study.runs / job.name / "evaluation-1e-04.json").exists()
 
     def test_optima_are_kept_where_no_solver_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        best = Lab(BRIEF, 1, tmp_path).optima("nclp", TINY)
+        best = Study(BRIEF, 1, tmp_path).optima("nclp", TINY)
         assert best is not None
         direct = sn.problems.load("nclp", **TINY)
         from snarenet.reference import solve
@@ -204,8 +204,8 @@ class TestLab:
         def refuse(*_: object, **__: object) -> None:
             raise ImportError("no casadi")
 
-        monkeypatch.setattr("snarenet.experiments.lab.solve", refuse)
-        later = Lab(BRIEF, 1, tmp_path)
+        monkeypatch.setattr("snarenet_lab.experiments.study.solve", refuse)
+        later = Study(BRIEF, 1, tmp_path)
         again = later.optima("nclp", TINY)
         assert again is not None
         assert torch.equal(again.objective, best.objective)
@@ -214,11 +214,11 @@ class TestLab:
 
     def test_measured_once(self, tmp_path: Path) -> None:
         calls: list[int] = []
-        lab = Lab(BRIEF, 1, tmp_path)
+        study = Study(BRIEF, 1, tmp_path)
         for _ in range(2):
-            assert lab.measured("x", {"a": 1}, lambda: calls.append(1) or {"b": 2}) == {"b": 2}
+            assert study.measured("x", {"a": 1}, lambda: calls.append(1) or {"b": 2}) == {"b": 2}
         assert calls == [1]
-        assert Lab(BRIEF, 1, tmp_path, measures=False).measured("x", {"a": 2}, lambda: 3) is None
+        assert Study(BRIEF, 1, tmp_path, measures=False).measured("x", {"a": 2}, lambda: 3) is None
 
 
 def test_rows_of_a_label_stay_together() -> None:
@@ -252,7 +252,7 @@ class TestTheory:
         assert found["worst"] == sorted(found["worst"], reverse=True)
 
     def test_a_broken_bound_is_counted(self) -> None:
-        from snarenet.experiments.theory import _summary
+        from snarenet_lab.experiments.theory import _summary
 
         path = torch.tensor([[1.0, 1.0], [0.5, 0.2], [0.4, 0.1]])
         found = _summary("x", 1.0, path, torch.tensor([[1.0], [0.4], [0.3]]).expand(3, 2))
@@ -277,8 +277,8 @@ class TestSoft:
     def test_curves_go_on_where_a_run_was_stopped(self, tmp_path: Path) -> None:
         budget = replace(BRIEF, share=0.003)  # 6 epochs, 2 or 3 of them soft
         entry = SoftItem().entries(budget, 1)[0]
-        job = Job("nclp", entry.jobs[0].config.replace(checkpoint_seconds=0.0), entry.jobs[0].sizes)
-        whole, parts = Lab(budget, 1, tmp_path / "whole"), Lab(budget, 1, tmp_path / "parts")
+        job = TrainingJob("nclp", entry.jobs[0].config.replace(checkpoint_seconds=0.0), entry.jobs[0].sizes)
+        whole, parts = Study(budget, 1, tmp_path / "whole"), Study(budget, 1, tmp_path / "parts")
         train_with_curve(job, whole)
         folder = parts.runs / job.name
 
@@ -289,7 +289,7 @@ class TestSoft:
             if line["epoch"] == 4:
                 raise StopError
 
-        from snarenet.experiments import soft
+        from snarenet_lab.experiments import soft
 
         problem = parts.problem("nclp", job.sizes)
         model = job.config.build(problem)
@@ -297,7 +297,7 @@ class TestSoft:
         with pytest.raises(StopError):
             sn.Trainer(job.config, folder, callbacks=[notes, stop], quiet=True).fit(model, problem)
         train_with_curve(job, parts)
-        one, two = (sn.Run.open(lab.runs / job.name).read_arrays("curve.npz") for lab in (whole, parts))
+        one, two = (sn.Run.open(study.runs / job.name).read_arrays("curve.npz") for study in (whole, parts))
         assert one is not None
         assert two is not None
         assert one["epoch"].tolist() == two["epoch"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -374,8 +374,9 @@ class TestReproduce:
 
     def test_nothing_is_done_twice(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
-        for broken in ("sweep._attempt", "lab.evaluate", "lab.solve", "theory.linear", "cbf.evaluate"):
-            monkeypatch.setattr(f"snarenet.experiments.{broken}", None)
+        monkeypatch.setattr("snarenet_lab.sweep._attempt", None)
+        for broken in ("study.evaluate", "study.solve", "theory.linear", "cbf.evaluate"):
+            monkeypatch.setattr(f"snarenet_lab.experiments.{broken}", None)
         found = reproduce(["nclp", "cbf", "theory"], BRIEF, 2, out, quiet=True)
         assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
         assert [results.origin["done"] for results in found] == [results.origin["runs"] for results in found]
@@ -409,7 +410,7 @@ class TestReproduce:
     def test_the_commands(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("snarenet.experiments.theory._SETS", 2)
+        monkeypatch.setattr("snarenet_lab.experiments.theory._SETS", 2)
         cli.main(["reproduce", "theory", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
         printed = capsys.readouterr().out
         assert f"The report is {tmp_path / 'report.html'}" in printed
@@ -427,9 +428,9 @@ def test_all_of_smoke(tmp_path: Path) -> None:
     assert list(found) == list(ITEMS)
     for results in found.values():
         assert results.origin["done"] == results.origin["runs"], results.remarks
-        for table in results.tables:
-            assert all(row.done == row.planned for row in table.rows if row.source in ("parity", "best"))
-            numbers = [cell.mean for row in table.rows for cell in row.cells.values() if cell.mean is not None]
+        for sheet in results.sheets:
+            assert all(row.done == row.planned for row in sheet.rows if row.source in ("parity", "best"))
+            numbers = [cell.mean for row in sheet.rows for cell in row.cells.values() if cell.mean is not None]
             assert not any(map(math.isnan, numbers))
         assert results.figures
     for item in ("nclp", "qcqp", "ncqcqp"):  # every tolerance is kept, on all instances and seeds
@@ -437,7 +438,7 @@ def test_all_of_smoke(tmp_path: Path) -> None:
         for tol in TOLERANCES:
             label = f"SnareNet, tol {tol:.0e}".replace("e-0", "e-")
             assert rows[label, "best"].cells["kept"].values == (1, 1)
-    assert all(mean(row, "broken") == 0 for row in found["theory"].tables[0].rows)
+    assert all(mean(row, "broken") == 0 for row in found["theory"].sheets[0].rows)
     for (item, label, source, key), golden in SMOKE_GOLDEN.items():
         assert mean(rows_of(found[item])[label, source], key) == pytest.approx(golden, rel=0.1), (item, label)
     for box in (0, 1):

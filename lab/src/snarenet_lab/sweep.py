@@ -25,7 +25,7 @@ _NEUTRAL = ("validate_every", "checkpoint_seconds")  # fields that do not change
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training run to make.
 
     Attributes:
@@ -59,7 +59,7 @@ class Job:
 
 
 def sweep(
-    jobs: Iterable[Job],
+    jobs: Iterable[TrainingJob],
     out: Path,
     *,
     device: str = "cpu",
@@ -86,7 +86,7 @@ def sweep(
         Why runs failed, by the names of their jobs; the others are done.
     """
     missing = {job.name: job for job in jobs if not _is_done(job, out)}
-    groups: dict[str, list[Job]] = {}
+    groups: dict[str, list[TrainingJob]] = {}
     for name, job in missing.items():
         groups.setdefault(job.seedless if stacked else name, []).append(job)
     if cluster is not None and missing:
@@ -110,7 +110,7 @@ def sweep(
     return failures
 
 
-def _is_done(job: Job, out: Path) -> bool:
+def _is_done(job: TrainingJob, out: Path) -> bool:
     """Is the run there? An error if it is, but of another configuration: the default of a field has changed since."""
     folder = out / job.name
     if not (folder / "evaluation.json").exists():
@@ -126,7 +126,7 @@ def _share_cores(workers: int) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
-def _attempt(task: tuple[Sequence[Job], Path, str, bool]) -> list[str]:
+def _attempt(task: tuple[Sequence[TrainingJob], Path, str, bool]) -> list[str]:
     """Why each run failed, or an empty string: one failure does not end the others."""
     jobs, out, device, quiet = task
     try:
@@ -142,7 +142,7 @@ def _attempt(task: tuple[Sequence[Job], Path, str, bool]) -> list[str]:
 
 
 def _on_cluster(
-    cluster: str, groups: Mapping[str, Sequence[Job]], out: Path, device: str, workers: int | None
+    cluster: str, groups: Mapping[str, Sequence[TrainingJob]], out: Path, device: str, workers: int | None
 ) -> Iterator[tuple[str, list[str]]]:
     """(name, why its runs failed) of each group of runs, made on a cluster."""
     out, kind = out.absolute(), torch.device(device).type  # which GPU of a node it is, Ray says
@@ -156,7 +156,7 @@ def _on_cluster(
         marker.unlink(missing_ok=True)
 
 
-def _attempt_there(task: tuple[Path, tuple[Sequence[Job], Path, str, bool]]) -> list[str]:
+def _attempt_there(task: tuple[Path, tuple[Sequence[TrainingJob], Path, str, bool]]) -> list[str]:
     """`_attempt` on a node of a cluster, if it sees the file `marker` that the first process wrote."""
     marker, attempt = task
     if not marker.exists():  # what is written here would be lost
@@ -168,12 +168,12 @@ def _attempt_there(task: tuple[Path, tuple[Sequence[Job], Path, str, bool]]) -> 
     return _attempt(attempt)
 
 
-def run_job(job: Job, out: Path, device: str, quiet: bool = False) -> Run:
+def run_job(job: TrainingJob, out: Path, device: str, quiet: bool = False) -> Run:
     """Train, or go on with it, and keep what the model achieves on the test instances."""
     return run_stacked([job], out, device, quiet)[0]
 
 
-def run_stacked(jobs: Sequence[Job], out: Path, device: str, quiet: bool = False) -> list[Run]:
+def run_stacked(jobs: Sequence[TrainingJob], out: Path, device: str, quiet: bool = False) -> list[Run]:
     """`run_job` for jobs that differ in nothing but their seeds, trained as one."""
     first = jobs[0]
     problem, folders = load(first.problem, **first.sizes).to(device), [out / job.name for job in jobs]
@@ -190,12 +190,12 @@ def run_stacked(jobs: Sequence[Job], out: Path, device: str, quiet: bool = False
 class Result:
     """What a finished run achieved: the summary of `evaluate`, with gaps where references are given."""
 
-    job: Job
+    job: TrainingJob
     summary: dict[str, Any]
     seconds: float  # of training
 
 
-def results(jobs: Sequence[Job], out: Path, reference: Tensor | None = None) -> Iterator[Result]:
+def results(jobs: Sequence[TrainingJob], out: Path, reference: Tensor | None = None) -> Iterator[Result]:
     """The finished ones of these runs; `reference` (N,) holds the optimal values of the test instances."""
     for job in jobs:
         run = Run.open(out / job.name) if (out / job.name / "config.json").exists() else None

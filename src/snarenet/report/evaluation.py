@@ -1,16 +1,15 @@
-"""Numbers of an evaluation as text: one sentence, a table for the terminal, and all of them in groups for a page.
+"""An evaluation as text: one sentence, a table for the terminal, and all of its numbers in groups for a page.
 
 An evaluation is what `evaluation.json` holds; a part that is missing or null is left out, or shown as a dash.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from snarenet.report.numbers import duration, number, percent, short
+from snarenet.report.tables import Column, Table
 
 Evaluation = Mapping[str, Any]
 
@@ -22,59 +21,6 @@ def pick(record: Any, *keys: str) -> Any:
     for key in keys:
         record = record.get(key) if isinstance(record, Mapping) else None
     return record
-
-
-def scientific(value: float | None) -> str:
-    """Three digits and an exponent, for gaps and violations.
-
-    >>> scientific(0.00123), scientific(0), scientific(None)
-    ('1.23e-03', '0', '–')
-    """
-    if value is None:
-        return "–"
-    return "0" if value == 0 else f"{value:.2e}"
-
-
-def number(value: float | None) -> str:
-    """Four digits, with an exponent only where it is short of them.
-
-    >>> number(-11.6152), number(35), number(2.5e-7)
-    ('-11.62', '35', '2.50e-07')
-    """
-    if value is None:
-        return "–"
-    plain = value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e4
-    return f"{value:.4g}" if plain else scientific(value)
-
-
-def percent(share: float | None) -> str:
-    """A share in percent; only a whole is 100% and only nothing is 0%.
-
-    >>> percent(832 / 833), percent(0.999999), percent(1.0)
-    ('99.88%', '99.99%', '100%')
-    """
-    if share is None:
-        return "–"
-    if 0 < share < 1:
-        return f"{min(max(round(100 * share, 2), 0.01), 99.99):g}%"
-    return f"{100 * share:g}%"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it.
-
-    >>> duration(1.5e-05), duration(0.0123), duration(2.5), duration(3725)
-    ('15 µs', '12.3 ms', '2.5 s', '1 h 2 min')
-    """
-    if seconds is None:
-        return "–"
-    for limit, unit in ((1e-3, 1e-6), (1.0, 1e-3), (120.0, 1.0)):
-        if seconds < limit:
-            return f"{seconds / unit:.3g} {'s' if unit == 1 else 'ms' if unit == 1e-3 else 'µs'}"
-    if not math.isfinite(seconds):
-        return f"{seconds} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
 def feasible_at(evaluation: Evaluation) -> tuple[str, float] | None:
@@ -108,7 +54,7 @@ def _quality(evaluation: Evaluation) -> str:
         engine = pick(evaluation, "seconds", "engine")
         reference = f"the {engine} reference" if engine else "the reference"
         negative = f"; {percent(gap['negative'])} negative" if gap.get("negative") else ""
-        mean, most = scientific(gap.get("gmean")), scientific(gap.get("max"))
+        mean, most = short(gap.get("gmean")), short(gap.get("max"))
         return f"the gap to {reference} is {mean} (geometric mean; {most} at most{negative})"
     return "" if objective is None else f"the mean objective is {number(objective)}, with no reference to compare it to"
 
@@ -145,9 +91,9 @@ def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]
     engine = pick(e, "seconds", "engine")
     groups: dict[str, list[tuple[str, str | None]]] = {
         "Gap to the reference": [
-            *((label, _optional(scientific, pick(e, "gap", key))) for label, key in spread.items()),
-            ("largest", _optional(scientific, pick(e, "gap", "max"))),
-            ("relative to |f*|, mean", _optional(scientific, pick(e, "gap", "relative"))),
+            *((label, _optional(short, pick(e, "gap", key))) for label, key in spread.items()),
+            ("largest", _optional(short, pick(e, "gap", "max"))),
+            ("relative to |f*|, mean", _optional(short, pick(e, "gap", "relative"))),
             ("below 0", _optional(percent, pick(e, "gap", "negative"))),
             ("below 1e-4", _optional(percent, pick(e, "gap", "optimal"))),
             ("below 1e-4 and feasible to 1e-4", _optional(percent, e.get("solved"))),
@@ -158,9 +104,9 @@ def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]
             ("largest", _optional(number, pick(e, "objective", "max"))),
         ],
         "Violation": [
-            *((f"inequalities, {label}", _optional(scientific, pick(e, "ineq", k))) for label, k in errors.items()),
-            *((f"equalities, {label}", _optional(scientific, pick(e, "eq", k))) for label, k in errors.items()),
-            ("of any row at any time", _optional(scientific, e.get("violation"))),
+            *((f"inequalities, {label}", _optional(short, pick(e, "ineq", k))) for label, k in errors.items()),
+            *((f"equalities, {label}", _optional(short, pick(e, "eq", k))) for label, k in errors.items()),
+            ("of any row at any time", _optional(short, e.get("violation"))),
             ("inequalities above 1e-4, mean count", _optional(number, e.get("violations"))),
         ],
         "Feasible instances": [
@@ -181,17 +127,17 @@ def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]
     return {title: rows for title, rows in known.items() if rows}
 
 
-_COLUMNS: dict[str, Callable[[Evaluation], str]] = {
-    "gap\ngmean": lambda e: scientific(pick(e, "gap", "gmean")),
-    "gap\nmax": lambda e: scientific(pick(e, "gap", "max")),
-    "mean\nf(y)": lambda e: "–" if e.get("gap") else number(pick(e, "objective", "mean")),
-    "max\nerror": lambda e: scientific(_worst(e)),
-    "feasible": lambda e: percent(found[1] if (found := feasible_at(e)) else None),
-    "to": lambda e: found[0] if (found := feasible_at(e)) else "–",
-    "steps": lambda e: number(pick(e, "steps", "median")),
-    "time\neach": lambda e: duration(pick(e, "seconds", "model")),
-    "times\nfaster": lambda e: "–" if (ratio := times_faster(e)) is None else f"{ratio:.3g}",
-}
+_COLUMNS: tuple[tuple[Column, Callable[[Evaluation], Any]], ...] = (
+    (Column("gap_gmean", "gap\ngmean"), lambda e: pick(e, "gap", "gmean")),
+    (Column("gap_max", "gap\nmax"), lambda e: pick(e, "gap", "max")),
+    (Column("objective", "mean\nf(y)", "number"), lambda e: None if e.get("gap") else pick(e, "objective", "mean")),
+    (Column("error", "max\nerror"), lambda e: _worst(e)),
+    (Column("feasible", "feasible", "percent"), lambda e: found[1] if (found := feasible_at(e)) else None),
+    (Column("tol", "to"), lambda e: found[0] if (found := feasible_at(e)) else None),
+    (Column("steps", "steps", "number"), lambda e: pick(e, "steps", "median")),
+    (Column("seconds", "time\neach", "seconds"), lambda e: pick(e, "seconds", "model")),
+    (Column("faster", "times\nfaster", "brief"), lambda e: times_faster(e)),
+)
 
 
 def _worst(evaluation: Evaluation) -> float | None:
@@ -199,24 +145,14 @@ def _worst(evaluation: Evaluation) -> float | None:
     return max((value for value in found if value is not None), default=None)
 
 
-def evaluation_table(rows: list[tuple[str, dict[str, Any]]]) -> Table:
-    """A rich table of labelled evaluations, one row each.
+def evaluation_table(evaluations: Sequence[tuple[str, Evaluation]]) -> Table:
+    """The table of labelled evaluations, one row each.
 
     It fits 80 columns: the objective f(y) is only there where no gap is known, and empty columns are left out. Steps
     are the median.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("run", overflow="fold", min_width=8)
-    columns = []
-    for heading, text in _COLUMNS.items():
-        cells = [text(evaluation) for _, evaluation in rows]
-        if any(cell != "–" for cell in cells):
-            table.add_column(heading, justify="right", no_wrap=True)
-            columns.append(cells)
-    for index, (label, _) in enumerate(rows):
-        table.add_row(Text(label), *(cells[index] for cells in columns))
-    return table
+    rows = [
+        {"run": label} | {column.key: read(evaluation) for column, read in _COLUMNS}
+        for label, evaluation in evaluations
+    ]
+    return Table([Column("run", "run", "text"), *(column for column, _ in _COLUMNS)], rows).filled()

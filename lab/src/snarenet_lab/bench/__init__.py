@@ -1,7 +1,7 @@
-"""Benchmarks: `snarenet bench ITEM`, or `python -m snarenet.bench ITEM` where tyro is not installed.
+"""Benchmarks: `snarenet bench ITEM`, or `python -m snarenet_lab.bench ITEM` where tyro is not installed.
 
-An item is a module with `measure(device, out, **options) -> Table`. What takes long is kept under `out` as it is found,
-so that an item which was stopped goes on.
+An item is a module with `measure(device, out, **options) -> Benchmark`. What takes long is kept under `out` as it is
+found, so that an item which was stopped goes on.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 
-from snarenet.bench.common import Table, command_line
+from snarenet.training import RunError
+from snarenet_lab.bench.common import Benchmark, command_line
 
-ITEMS = ("repair", "scaling", "growth", "field", "race", "parallel")
+ITEMS = ("repair", "scaling", "growth", "field", "race", "parallel", "robustness", "damping", "matrix_free")
 
-__all__ = ["ITEMS", "Table", "bench"]
+__all__ = ["ITEMS", "Benchmark", "bench"]
 
 
-def bench(item: str, device: torch.device, out: Path, **options: Any) -> dict[str, Table]:
+def bench(item: str, device: torch.device, out: Path, **options: Any) -> dict[str, Benchmark]:
     """Measure an item, or all of them; print the tables and write them to ITEM.json and ITEM.md.
+
+    A `RunError` says at the end what is not as it must be.
 
     Args:
         item: a name in `ITEMS`, or "all".
@@ -34,15 +37,18 @@ def bench(item: str, device: torch.device, out: Path, **options: Any) -> dict[st
         raise ValueError(f"`item` must be all or one of {', '.join(ITEMS)}, but got {item!r}")
     if item == "all" and options:
         raise ValueError(f"options belong to one item, but got {', '.join(options)} for all")
-    tables = {}
+    found = {}
     for name in ITEMS if item == "all" else (item,):
-        measure = import_module(f"snarenet.bench.{name}").measure
+        measure = import_module(f"snarenet_lab.bench.{name}").measure
         _check(name, measure, options)
-        table = measure(device, out, **options)
-        tables[name] = replace(table, command=command_line(name, device, **options)) if options else table
-        tables[name].write(out, name)
-        tables[name].show()
-    return tables
+        measured = measure(device, out, **options)
+        found[name] = replace(measured, command=command_line(name, device, **options)) if options else measured
+        found[name].write(out, name)
+        found[name].show()
+    failures = [f"{name}: {one.failure}" for name, one in found.items() if one.failure]
+    if failures:
+        raise RunError("; ".join(failures))
+    return found
 
 
 def _check(name: str, measure: Any, options: dict[str, Any]) -> None:

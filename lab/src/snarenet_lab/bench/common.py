@@ -1,4 +1,4 @@
-"""What the benchmarks share: starting points, clocks, memory readings and the `Table` that each of them returns."""
+"""What the benchmarks share: clocks, memory readings, and the `Benchmark` that each of them returns."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from snarenet.constraints import Linear, Stack
-from snarenet.files import write_whole
-from snarenet.problems import Problem
+from snarenet.report.tables import Column, Table
+from snarenet_lab.files import write_text
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Table:
-    """The result of a benchmark, for people (terminal, Markdown) and for programs (JSON).
+class Benchmark:
+    """What a benchmark found, for people (terminal, Markdown) and for programs (JSON).
 
     Attributes:
         title: what was measured, in a line.
@@ -33,6 +31,7 @@ class Table:
         rows: texts, numbers or None (an empty cell); JSON keeps all digits of a number, people see three.
         command: what to type to get this table.
         hardware: the machine that it was measured on, see `hardware`.
+        failure: why the numbers are not as they must be; "" if they are.
     """
 
     title: str
@@ -40,56 +39,41 @@ class Table:
     rows: Sequence[Sequence[Any]]
     command: str
     hardware: str
+    failure: str = ""
 
-    def markdown(self) -> str:
-        """The rows as a Markdown table."""
-        lines = [self.columns, ["---"] * len(self.columns), *self._texts()]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    def records(self) -> list[dict[str, Any]]:
+        """Every row, by the columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def table(self) -> Table:
+        """The table; the first column is text."""
+        first, *others = self.columns
+        columns = [Column(first, first, "text"), *(Column(name, name, "brief") for name in others)]
+        return Table(columns, self.records(), f"{self.title}; {self.hardware}")
 
     def to_json(self) -> str:
-        """The table as JSON text; every row is an object with the columns as keys."""
-        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-        return json.dumps(asdict(self) | {"rows": rows}, indent=1, ensure_ascii=False) + "\n"
+        """All of it as JSON text; every row is an object with the columns as keys."""
+        content = {name: value for name, value in asdict(self).items() if name != "failure"}
+        return json.dumps(content | {"rows": self.records()}, indent=1, ensure_ascii=False) + "\n"
 
     def write(self, folder: Path, name: str) -> None:
         """Write `folder/name.json` and `folder/name.md`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        page = f"{self.title}\n\n`{self.command}` on {self.hardware}.\n\n{self.markdown()}"
+        page = f"{self.title}\n\n`{self.command}` on {self.hardware}.\n\n{self.table().markdown()}"
         for suffix, text in {"json": self.to_json(), "md": page}.items():
-            write_whole(folder / f"{name}.{suffix}", lambda file, text=text: file.write(text.encode()))
+            write_text(folder / f"{name}.{suffix}", text)
 
     def show(self) -> None:
         """Print the table; as Markdown where rich is not installed."""
-        title = f"{self.title}; {self.hardware}"
+        table = self.table()
         try:
             from rich.console import Console
-            from rich.table import Table as RichTable
         except ImportError:
-            print(title, self.markdown(), sep="\n\n")
+            print(table.title, table.markdown(), sep="\n\n")
             return
-        table = RichTable(title=title)
-        for i, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if i == 0 else "right")
-        for row in self._texts():
-            table.add_row(*row)
         console = Console()
         # a file or a pipe has no width of its own: give the columns room
         wide = console if console.is_terminal else Console(width=max(120, 15 * len(self.columns)))
-        wide.print(table, markup=False)
-
-    def _texts(self) -> list[list[str]]:
-        return [[_text(value) for value in row] for row in self.rows]
-
-
-def _text(value: object) -> str:
-    """A cell for people: three digits of a number."""
-    if value is None:
-        return ""
-    if not isinstance(value, float):
-        return str(value)
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
+        wide.print(table)
 
 
 class Ledger:
@@ -118,19 +102,6 @@ class Ledger:
             torn = bool(text) and not text.endswith("\n")
             file.write("\n" * torn + json.dumps({"key": key, "found": found}) + "\n")
         return found
-
-
-def start(problem: Problem, sigma: float, batch: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Predictions C^+ x + sigma N(0, I) for the test inputs x, and x: C^+ x solves the equalities C y = x.
-
-    The problem is one whose equalities are the second and last part of its constraints: NCLP and all QCQP.
-    """
-    if not isinstance(problem.constraints, Stack) or not isinstance(problem.constraints.parts[-1], Linear):
-        raise ValueError(f"`problem` must end with linear equalities, but {problem.name or 'this one'} does not")
-    x = problem.split("test")[:batch]
-    right = torch.linalg.pinv(problem.constraints.parts[-1].A)
-    noise = torch.randn(len(x), problem.size, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
-    return x @ right.T + sigma * noise.to(x.device), x
 
 
 def synchronize(device: torch.device = _CPU) -> None:

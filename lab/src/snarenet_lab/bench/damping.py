@@ -1,7 +1,5 @@
 """How the damping schedule decides training quality: the same training with different schedules.
 
-    python benchmarks/damping.py [--problem nclp] [--epochs 60] [--seeds 2] [--out FILE.md]
-
 A float32 MLP 400-400 (SiLU) is trained on the objective through the repair (AdamW 1e-3 with cosine decay, batch 200, no
 penalty, no relaxation, tol 1e-6), and tested with tol 1e-10. The mean objective on the 833 test instances is the mean
 optimality gap up to a constant: lower is better, and differences are differences of gaps.
@@ -9,34 +7,68 @@ optimality gap up to a constant: lower is better, and differences are difference
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import snarenet as sn
-from snarenet.bench.common import Table, hardware
+from snarenet_lab.bench.common import Benchmark, command_line, hardware
 
-SCHEDULES = {
+COLUMNS = ("damping", "mean objective, one per seed", "largest violation", "steps in training", "seconds")
+SCHEDULES: dict[str, list[tuple[float, float]]] = {  # start and ratio
     "nclp": [(10, 0.4), (10, 0.5), (10, 0.6), (10, 0.7), (10, 0.8), (1, 0.6), (100, 0.6)],
     "qcqp": [(10, 0.3), (10, 0.5), (10, 0.6), (10, 0.7), (1, 0.6), (100, 0.6)],
 }
 
 
-def train(name: str, damping: sn.Annealed, epochs: int, seed: int, device: str) -> dict[str, float]:
+def measure(
+    device: torch.device,
+    out: Path,
+    problem: str = "nclp",
+    epochs: int = 60,
+    seeds: int = 2,
+    schedules: Sequence[tuple[float, float]] | None = None,
+    sizes: dict[str, Any] | None = None,
+) -> Benchmark:
+    """Train with every schedule.
+
+    Args:
+        device: where.
+        out: nothing is kept there but the table.
+        problem: the family, in `SCHEDULES`.
+        epochs: of each run.
+        seeds: runs of each schedule.
+        schedules: (start, ratio) of each; those of the family unless given.
+        sizes: arguments of the family.
+    """
+    if problem not in SCHEDULES:
+        raise ValueError(f"`problem` must be one of {', '.join(SCHEDULES)}, but got {problem!r}")
+    family, rows = sn.problems.load(problem, **sizes or {}).to(device), []
+    for start, ratio in SCHEDULES[problem] if schedules is None else schedules:
+        runs = [train(family, sn.Annealed(start, ratio), epochs, seed) for seed in range(seeds)]
+        objectives = ", ".join(f"{run['objective']:.4f}" for run in runs)
+        means = (sum(run[key] for run in runs) / len(runs) for key in ("steps", "seconds"))
+        rows.append([f"{start} · {ratio}ᵏ", objectives, max(run["violation"] for run in runs), *means])
+        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    return Benchmark(f"{problem}, {epochs} epochs", COLUMNS, rows, command_line("damping", device), hardware(device))
+
+
+def train(problem: sn.problems.Problem, damping: sn.Annealed, epochs: int, seed: int) -> dict[str, float]:
+    """What a training with this schedule leads to: "objective", "violation", "steps" and "seconds"."""
     torch.manual_seed(seed)
-    problem = sn.problems.load(name).to(device)
-    layer = sn.SnareLayer(problem.constraints, damping, tol=1e-6)
-    model = sn.ConstrainedModel(sn.MLP(problem.inputs.shape[1], problem.size), layer).to(device)
     data, batch = problem.split("train"), 200
+    layer = sn.SnareLayer(problem.constraints, damping, tol=1e-6)
+    model = sn.ConstrainedModel(sn.MLP(data.shape[1], problem.size), layer).to(data.device)
     optimizer = torch.optim.AdamW(model.net.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(data) / batch))
     begin, steps = time.perf_counter(), []
     for _ in range(epochs):
-        for index in torch.randperm(len(data)).to(device).split(batch):
+        for index in torch.randperm(len(data)).to(data.device).split(batch):
             solution = model.solve(data[index])
             loss = problem.objective(solution.value, data[index]).mean()
             optimizer.zero_grad()
@@ -56,37 +88,3 @@ def train(name: str, damping: sn.Annealed, epochs: int, seed: int, device: str) 
         "steps": torch.stack(steps).double().mean().item(),
         "seconds": seconds,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problem", default="nclp", choices=SCHEDULES)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
-    options = parser.parse_args()
-    columns = ["damping", "mean objective, one per seed", "largest violation", "steps in training", "seconds"]
-    rows = []
-    for start, ratio in SCHEDULES[options.problem]:
-        damping = sn.Annealed(start, ratio)
-        runs = [train(options.problem, damping, options.epochs, s, options.device) for s in range(options.seeds)]
-        rows.append(
-            [
-                f"{start} · {ratio}ᵏ",
-                ", ".join(f"{run['objective']:.4f}" for run in runs),
-                f"{max(run['violation'] for run in runs):.0e}",
-                f"{sum(run['steps'] for run in runs) / len(runs):.0f}",
-                f"{sum(run['seconds'] for run in runs) / len(runs):.0f}",
-            ]
-        )
-        print(rows[-1], file=sys.stderr)
-    title = f"{options.problem}, {options.epochs} epochs"
-    table = Table(title, columns, rows, "python benchmarks/damping.py", hardware(torch.device(options.device)))
-    table.show()
-    if options.out:
-        options.out.write_text(table.markdown())
-
-
-if __name__ == "__main__":
-    main()

@@ -26,14 +26,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.bench import original
-from snarenet.bench.authors import repair_as_authors
-from snarenet.bench.common import Ledger, Table, hardware, median_ms, peak_growth_mib, start, synchronize
-from snarenet.bench.rivals import enforce, pieces, qpth
 from snarenet.damping import Annealed
 from snarenet.layers import Layer, OptNetLayer, PiNetLayer, SnareLayer
 from snarenet.problems import Problem, load
 from snarenet.processes import scatter
+from snarenet_lab.bench import original
+from snarenet_lab.bench.authors import repair_as_authors
+from snarenet_lab.bench.common import Benchmark, Ledger, hardware, median_ms, peak_growth_mib, synchronize
+from snarenet_lab.bench.rivals import enforce, pieces, qpth
+from snarenet_lab.starts import start
 
 COLUMNS = (
     *("problem", "noise", "violation to reach", "method", "ms", "times snarenet's", "MiB", "steps"),
@@ -196,7 +197,7 @@ def measure(
     problem: str | None = None,
     repeats: int = 21,
     memory: bool = True,
-) -> Table:
+) -> Benchmark:
     """Measure the methods.
 
     Args:
@@ -238,7 +239,7 @@ def measure(
             for name in chosen:
                 rows.append([setup.problem, setup.noise, tol, name, *_cells(passes[tol, name], name, base)])
     title = "Forward and backward until the worst sample of a batch obeys a tolerance"
-    return Table(title, COLUMNS, rows, f"snarenet bench field --device {device.type}", hardware(device))
+    return Benchmark(title, COLUMNS, rows, f"snarenet bench field --device {device.type}", hardware(device))
 
 
 def _fits(method: Method, device: torch.device) -> bool:

@@ -8,7 +8,7 @@ $$ t_{\text{flop}} = K \cdot 2 \cdot \frac{2 B m^2}{\text{flop/s}}, \qquad
 
 "First call" includes what is computed once, such as the spectrum. Memory is what one pass adds at its peak: on a GPU to
 what stays there between passes ("kept"), on a CPU what the first call adds to the resident size.
-`python -m snarenet.bench.growth FOLDER` draws `FOLDER/growth.svg` from `FOLDER/growth.json`, where the machine that
+`python -m snarenet_lab.bench.growth FOLDER` draws `FOLDER/growth.svg` from `FOLDER/growth.json`, where the machine that
 measured has no matplotlib.
 """
 
@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from snarenet.bench.common import Ledger, Table, command_line, hardware, median_ms, peak_growth_mib, start, synchronize
-from snarenet.files import write_whole
 from snarenet.linalg import ConjugateGradients
 from snarenet.problems import load
 from snarenet.repair import repair
 from snarenet.report.figures import canvas, log_axis, to_svg
+from snarenet_lab.bench.common import Benchmark, Ledger, command_line, hardware, median_ms, peak_growth_mib, synchronize
+from snarenet_lab.files import write_text
+from snarenet_lab.starts import start
 
 EQUALITIES, TOL = 50, 1e-8
 METHODS: dict[str, dict[str, Any]] = {
@@ -54,7 +55,7 @@ def measure(
     equalities: int = EQUALITIES,
     flops: float | None = None,
     bandwidth: float | None = None,
-) -> Table:
+) -> Benchmark:
     """Measure what is not in `out/growth.jsonl` yet, and draw `out/growth.svg`.
 
     Args:
@@ -81,7 +82,7 @@ def measure(
             print(*row, sep=" | ", file=sys.stderr, flush=True)
             rows.append(row)
     title = f"One repair on NCLP, batch {batch}, beside {peaks[0] / 1e12:.3g} Tflop/s and {peaks[1] / 1e12:.3g} TB/s"
-    table = Table(title, COLUMNS, rows, command_line("growth", device), machine)
+    table = Benchmark(title, COLUMNS, rows, command_line("growth", device), machine)
     try:
         _draw(rows, title, out / "growth.svg")
     except ImportError as error:
@@ -182,7 +183,7 @@ def _draw(rows: Sequence[Sequence[Any]], title: str, file: Path) -> None:
         figure.suptitle(title, fontsize=8)
         figure.legend(loc="outside lower center", ncols=2)
         picture = to_svg(figure)
-    write_whole(file, lambda handle: handle.write(picture.encode()))
+    write_text(file, picture)
 
 
 if __name__ == "__main__":

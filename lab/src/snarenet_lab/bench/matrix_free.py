@@ -1,8 +1,6 @@
 """The matrix-free route: conjugate gradients on products with the Jacobian and its transpose, which is never formed.
 
-    python benchmarks/matrix_free.py [--cases waves sparse] [--size 5000 --rows 2000 --batch 4] [--device cuda]
-
-- waves: -0.5 <= W y + 0.5 sin(V y) + 0.1 (W y)^2 <= 0.5 with dense W and V, `--rows` by `--size`, from 2 N(0, I).
+- waves: -0.5 <= W y + 0.5 sin(V y) + 0.1 (W y)^2 <= 0.5 with dense W and V, `rows` by `size`, from 2 N(0, I).
 - sparse: A y <= -0.1 with 5 entries in each row of A, 25 times as many rows and 20 times as many variables.
 - nclp: the paper's largest, 1000 variables and 1000 constraints.
 - qcqp: the paper's QCQP-50.
@@ -12,17 +10,24 @@ An iteration of conjugate gradients is one product with J and one with its trans
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.bench.common import Table, hardware, peak_growth_mib, start, synchronize
+from snarenet_lab.bench.common import Benchmark, command_line, hardware, peak_growth_mib, synchronize
+from snarenet_lab.starts import start
+
+CASES = ("waves", "sparse", "nclp", "qcqp")
+COLUMNS = (
+    "case", "rows x variables", "samples", "failures", "violation", "steps", "iterations, forward + backward",
+    "forward s", "backward s", "memory MiB", "one Jacobian and factor MiB",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Counted(sn.ConjugateGradients):
     iterations: list[int] = field(default_factory=list)
 
     def solve(self, operator: Callable[[Tensor], Tensor], rhs: Tensor, diagonal: Tensor) -> Tensor:
+        """The solution, as always."""
+
         def counted(w: Tensor) -> Tensor:
             self.iterations.append(1)
             return operator(w)
@@ -40,6 +47,7 @@ class Counted(sn.ConjugateGradients):
 
 
 def waves(size: int, rows: int, device: str | torch.device = "cpu") -> sn.Constraints:
+    """Dense rows with a sine and a square."""
     generator = torch.Generator().manual_seed(0)
     W, V = (torch.randn(rows, size, generator=generator, dtype=torch.float64) / size**0.5 for _ in range(2))
     W, V = W.to(device), V.to(device)
@@ -52,6 +60,7 @@ def waves(size: int, rows: int, device: str | torch.device = "cpu") -> sn.Constr
 
 
 def sparse(size: int, rows: int, entries: int = 5) -> sn.Constraints:
+    """A sparse matrix with a few entries in each row."""
     generator = torch.Generator().manual_seed(0)
     columns = torch.randint(0, size, (rows, entries), generator=generator)
     values = torch.randn(rows, entries, generator=generator, dtype=torch.float64)
@@ -61,27 +70,51 @@ def sparse(size: int, rows: int, entries: int = 5) -> sn.Constraints:
     )
 
 
-def case(name: str, options: argparse.Namespace) -> tuple[sn.Constraints, Tensor, Any]:
+def measure(
+    device: torch.device,
+    out: Path,
+    cases: str | Sequence[str] = CASES,
+    size: int = 5000,
+    rows: int = 2000,
+    batch: int = 4,
+) -> Benchmark:
+    """Repair and differentiate every case once.
+
+    Args:
+        device: where.
+        out: nothing is kept there but the table.
+        cases: names in `CASES`, one or several.
+        size: variables of `waves`.
+        rows: of `waves`.
+        batch: how many predictions are repaired.
+    """
+    cases = (cases,) if isinstance(cases, str) else cases
+    if unknown := set(cases) - set(CASES):
+        raise ValueError(f"`cases` are {', '.join(CASES)}, but got {', '.join(sorted(unknown))}")
+    found = [_row(name, *_case(name, size, rows, batch, device)) for name in cases]
+    title = "The matrix-free route: forward and backward"
+    return Benchmark(title, COLUMNS, found, command_line("matrix_free", device), hardware(device))
+
+
+def _case(
+    name: str, size: int, rows: int, batch: int, device: torch.device
+) -> tuple[sn.Constraints, Tensor, Tensor | None]:
     """The constraints, predictions and inputs of a case."""
-    device, batch = options.device, options.batch
 
     def noise(size: int) -> Tensor:
         return 2 * torch.randn(batch, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
 
     if name == "waves":
-        return waves(options.size, options.rows, device), noise(options.size), None
+        return waves(size, rows, device), noise(size), None
     if name == "sparse":
-        size, rows = 20 * options.size, 25 * options.rows
-        return sparse(size, rows).to(device), noise(size), None
+        return sparse(20 * size, 25 * rows).to(device), noise(20 * size), None
     sizes = {"size": 1000, "inequalities": 950, "equalities": 50} if name == "nclp" else {}
     problem = sn.problems.load(name, **sizes).to(device)
-    y, x = start(problem, 0.5, batch)
-    return problem.constraints, y, x
+    return problem.constraints, *start(problem, 0.5, batch)
 
 
-def measure(name: str, options: argparse.Namespace) -> list[Any]:
+def _row(name: str, constraints: sn.Constraints, y: Tensor, x: Tensor | None) -> list[Any]:
     """One row of the table."""
-    constraints, y, x = case(name, options)
     device, solver = y.device, Counted()
     solutions, seconds, counts = [], [], []
 
@@ -115,43 +148,3 @@ def measure(name: str, options: argparse.Namespace) -> list[Any]:
         memory,
         8 * batch * rows * (size + rows) / 2**20,
     ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["waves", "sparse", "nclp", "qcqp"]
-    parser.add_argument("--cases", nargs="+", choices=names, default=names)
-    parser.add_argument("--size", type=int, default=5000)
-    parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    given = [f"--cases {' '.join(options.cases)}"] if options.cases != names else []
-    given += [
-        f"--{name} {value}"
-        for name, value in vars(options).items()
-        if name != "cases" and value != parser.get_default(name)
-    ]
-    Table(
-        "the matrix-free route: forward and backward",
-        [
-            "case",
-            "rows x variables",
-            "samples",
-            "failures",
-            "violation",
-            "steps",
-            "iterations, forward + backward",
-            "forward s",
-            "backward s",
-            "memory MiB",
-            "one Jacobian and factor MiB",
-        ],
-        [measure(name, options) for name in options.cases],
-        " ".join(["python benchmarks/matrix_free.py", *given]),
-        hardware(torch.device(options.device)),
-    ).show()
-
-
-if __name__ == "__main__":
-    main()

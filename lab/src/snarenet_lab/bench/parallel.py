@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from snarenet.bench.common import Table, hardware
 from snarenet.problems import load
 from snarenet.training import Run, TrainConfig, Trainer
+from snarenet_lab.bench.common import Benchmark, hardware
 
 COLUMNS = ("problem", "processes", "threads each", "batch", "s per epoch", "speed-up", "loss", "difference", "GPUs")
 BATCHES = {"nclp": 1000, "qcqp": 1000}
@@ -35,7 +35,7 @@ def measure(
     epochs: int = 4,
     sizes: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> Table:
+) -> Benchmark:
     """Train the recipe `best` of some problems on different numbers of processes.
 
     Args:
@@ -67,7 +67,7 @@ def measure(
                 [problem, count, threads, batch, seconds, pace / seconds, loss, difference, used if gpus else None]
             )
     title = "Training on several processes, the same global batch"
-    return Table(title, COLUMNS, rows, f"snarenet bench parallel --device {device.type}", hardware(device))
+    return Benchmark(title, COLUMNS, rows, f"snarenet bench parallel --device {device.type}", hardware(device))
 
 
 def _launch(task: Mapping[str, Any], processes: int) -> None:
@@ -75,7 +75,7 @@ def _launch(task: Mapping[str, Any], processes: int) -> None:
     for name in ("config.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"):
         Path(task["out"], name).unlink(missing_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "snarenet.bench.parallel", json.dumps(task)]
+    command += ["-m", "snarenet_lab.bench.parallel", json.dumps(task)]
     environment = os.environ | {"OMP_NUM_THREADS": str(task["threads"])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

@@ -27,10 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.bench import original
-from snarenet.bench.common import Table, hardware
-from snarenet.bench.field import original_arrays
-from snarenet.experiments.sweep import Job, applicable, sweep
 from snarenet.files import write_whole
 from snarenet.layers import METHODS
 from snarenet.problems import Problem, load
@@ -38,6 +34,10 @@ from snarenet.problems.separable import Separable
 from snarenet.reference import solve
 from snarenet.training import Run, TrainConfig
 from snarenet.training.metrics import gmean
+from snarenet_lab.bench import original
+from snarenet_lab.bench.common import Benchmark, hardware
+from snarenet_lab.bench.field import original_arrays
+from snarenet_lab.sweep import TrainingJob, applicable, sweep
 
 ORIGINAL = "pinet-jax"
 RACERS = ("snare", "pinet", ORIGINAL, "dc3", "hardnet", "hproj", "fsnet", "optnet")
@@ -104,7 +104,7 @@ def measure(
     reference: Path | str | None = None,
     sizes: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> Table:
+) -> Benchmark:
     """Let the methods race.
 
     Args:
@@ -134,7 +134,7 @@ def measure(
     heads = [head for target in targets for head in (f"s to {target:.1e}", f"epochs to {target:.1e}")]
     columns = ["method", "feasible to", *heads, "best gap", "its violation", "longest run, s", "remark"]
     title = "Seconds of training on NCLP until the test instances are within a relative gap, all of them feasible"
-    return Table(title, columns, rows, f"snarenet bench race --device {device.type}", hardware(device))
+    return Benchmark(title, columns, rows, f"snarenet bench race --device {device.type}", hardware(device))
 
 
 def _title(method: str) -> str:
@@ -190,7 +190,7 @@ def _trained(race: Race, method: str, targets: Sequence[float], ladder: Sequence
         return [], refused[method]
     failures: dict[str, str] = {}
     tol, sizes = race.tolerance(method), dict(race.problem.sizes)
-    jobs = {epochs: Job(race.problem.name, race.config(method, epochs), sizes, tol) for epochs in ladder}
+    jobs = {epochs: TrainingJob(race.problem.name, race.config(method, epochs), sizes, tol) for epochs in ladder}
     if not (race.out / jobs[ladder[0]].name / "evaluation.json").exists():
         _warm_up(race, method)
 
@@ -213,7 +213,7 @@ def _warm_up(race: Race, method: str) -> None:
     config = race.config(method, 1).replace(pretrain=1)
     sizes = dict(race.problem.sizes) | {"instances": round(1.3 * config.batch)}
     with tempfile.TemporaryDirectory() as folder:
-        sweep([Job(race.problem.name, config, sizes)], Path(folder), device=str(race.device), quiet=True)
+        sweep([TrainingJob(race.problem.name, config, sizes)], Path(folder), device=str(race.device), quiet=True)
 
 
 def _rung(race: Race, folder: Path, epochs: int) -> Rung:

@@ -1,38 +1,41 @@
 """Does every sample reach the set, and in how many steps? From near and far starts, on sets that break simpler methods.
 
-    python benchmarks/robustness.py [--seeds 5] [--rival-seeds 1] [--out FILE.md]
-
 For each family: failures, steps (median, max) and mean displacement |y - y_hat| of the layer's defaults at 1e-10 and
 1e-12, and, at 1e-12 with up to 500 steps, of active rows alone, all rows, and the paper's choice (damping 0.01).
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.bench.common import Table, hardware, start
+from snarenet_lab.bench.common import Benchmark, command_line, hardware
+from snarenet_lab.starts import start
 
 BATCH = 833  # as many samples as the paper's test sets have
+COLUMNS = ("family", "method", "tolerance", "failures", "median steps", "max steps", "displacement")
+
+Case = tuple[sn.Constraints, Tensor, Any]  # constraints, predictions and inputs
 
 
 def normal(*shape: int, seed: int) -> Tensor:
+    """Random numbers of a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def probability(n: int, sigma: float, seed: int) -> tuple[sn.Constraints, Tensor, None]:
+def probability(n: int, sigma: float, seed: int) -> Case:
     """y >= 0, sum y = 1."""
     simplex = sn.Box(0.0, None) & sn.Linear(torch.ones(1, n, dtype=torch.float64), equals=1.0)
     return simplex, sigma * normal(BATCH, n, seed=seed), None
 
 
-def cones(smooth: bool, sigma: float, seed: int) -> tuple[sn.Constraints, Tensor, None]:
+def cones(smooth: bool, sigma: float, seed: int) -> Case:
     """Ten second-order cones |(a, b)| <= t whose heights t add up to 5, as norms or as a^2 + b^2 <= t^2 with t >= 0."""
     y = sigma * normal(BATCH, 30, seed=seed)
     cone = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
@@ -50,17 +53,17 @@ def cones(smooth: bool, sigma: float, seed: int) -> tuple[sn.Constraints, Tensor
     return sn.Nonlinear(gaps, rows=10, upper=0.0) & total, y, None
 
 
-def coupled_box(n: int, sigma: float, seed: int) -> tuple[sn.Constraints, Tensor, Tensor]:
+def coupled_box(n: int, sigma: float, seed: int) -> Case:
     """|y| <= 1 with one equality a y = x that uses up to 80 % of the box's reach."""
     a = normal(1, n, seed=100)
     x = 0.8 * a.abs().sum() * (2 * torch.rand(BATCH, 1, generator=torch.Generator().manual_seed(seed)).double() - 1)
     return sn.Box(-1.0, 1.0) & sn.Linear(a, equals=lambda x: x), sigma * normal(BATCH, n, seed=seed), x
 
 
-def families() -> dict[str, object]:
-    """Name -> function of a seed that returns constraints, predictions and inputs."""
+def families() -> dict[str, Callable[[int], Case]]:
+    """Functions of a seed, by the names of what they draw."""
 
-    def quadratic(name: str, sigma: float):
+    def quadratic(name: str, sigma: float) -> Callable[[int], Case]:
         problem = sn.problems.load(name)
         return lambda seed: (problem.constraints, *start(problem, sigma, seed=seed))
 
@@ -79,7 +82,7 @@ def families() -> dict[str, object]:
     return found
 
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "defaults": {"tol": 1e-10, "rescue": True},
     "defaults ": {"tol": 1e-12, "rescue": True},
     "active rows": {"tol": 1e-12, "rows": "active", "max_steps": 500},
@@ -88,48 +91,52 @@ METHODS = {
 }
 
 
-def measure(seeds: int, rival_seeds: int) -> Iterator[list[object]]:
-    for family, make in families().items():
+def measure(
+    device: torch.device, out: Path, seeds: int = 5, rival_seeds: int = 1, only: Sequence[str] | None = None
+) -> Benchmark:
+    """Repair all families; the defaults must not fail on a single sample.
+
+    Args:
+        device: where.
+        out: nothing is kept there but the table.
+        seeds: draws of the predictions for the defaults.
+        rival_seeds: the same for the other methods.
+        only: the names of families; all of them unless given.
+    """
+    chosen = {name: make for name, make in families().items() if only is None or name in only}
+    rows, failed = [], 0
+    for family, make in chosen.items():
         for method, options in METHODS.items():
             mine = method.startswith("defaults")
             # from afar most of these cones end at their tips, where a norm has no derivative and steps are short
             patience = {"max_steps": 500} if "norms, σ = 30" in family else {}
             if not mine and "n = 1000" in family and method != "active rows":
                 continue  # a 1001 x 1001 system per sample and step
-            steps, moved, failures, samples = [], [], 0, 0
-            for seed in range(seeds if mine else rival_seeds):
-                constraints, y, x = make(seed)
-                with torch.no_grad():
-                    solution = sn.repair(constraints, y, x, **{**options, **patience})
-                failures += int((~solution.converged).sum())
-                samples += len(y)
-                steps.append(solution.steps[solution.converged])
-                moved.append((solution.value - y).norm(dim=1)[solution.converged])
-            steps, moved = torch.cat(steps), torch.cat(moved)
-            median, most = (int(steps.median()), int(steps.max())) if len(steps) else ("–", "–")
-            distance = f"{moved.mean():.3g}" if len(moved) else "–"
-            print(f"{family}: {method.strip()}: {failures} of {samples} failed, {most} steps", file=sys.stderr)
+            cases = (make(seed) for seed in range(seeds if mine else rival_seeds))
+            failures, samples, *found = _attempts(cases, device, options | patience)
+            failed += mine and failures > 0
             name = method.strip() + (", 500 steps" if patience else "")
-            yield [family, name, f"{options['tol']:.0e}", f"{failures} / {samples}", median, most, distance]
+            rows.append([family, name, f"{options['tol']:.0e}", f"{failures} / {samples}", *found])
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    title = "Repair from A⁺x + σ N(0, I), or σ N(0, I) where there is no x"
+    failure = f"the defaults failed on {failed} rows" if failed else ""
+    return Benchmark(title, COLUMNS, rows, command_line("robustness", device), hardware(device), failure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="of the defaults")
-    parser.add_argument("--rival-seeds", type=int, default=1, help="of the other methods")
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
-    options = parser.parse_args()
-    columns = ["family", "method", "tolerance", "failures", "median steps", "max steps", "displacement"]
-    rows = list(measure(options.seeds, options.rival_seeds))
-    title = "repair from A⁺x + σ N(0, I), or σ N(0, I) where there is no x"
-    table = Table(title, columns, rows, "python benchmarks/robustness.py", hardware())
-    table.show()
-    if options.out:
-        options.out.write_text(table.markdown())
-    failed = [row for row in rows if row[1].startswith("defaults") and not row[3].startswith("0 ")]
-    if failed:
-        sys.exit(f"the defaults failed on {len(failed)} rows")
-
-
-if __name__ == "__main__":
-    main()
+def _attempts(
+    cases: Iterable[Case], device: torch.device, options: dict[str, Any]
+) -> tuple[int, int, int | None, int | None, float | None]:
+    """How many samples fail, of how many; median and largest steps, and mean displacement, of the others."""
+    steps, moved, failures, samples = [], [], 0, 0
+    for constraints, y, x in cases:
+        y = y.to(device)
+        with torch.no_grad():
+            solution = sn.repair(constraints.to(device), y, None if x is None else x.to(device), **options)
+        failures += int((~solution.converged).sum())
+        samples += len(y)
+        steps.append(solution.steps[solution.converged])
+        moved.append((solution.value - y).norm(dim=1)[solution.converged])
+    steps, moved = torch.cat(steps), torch.cat(moved)
+    if not len(steps):
+        return failures, samples, None, None, None
+    return failures, samples, int(steps.median()), int(steps.max()), moved.mean().item()

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from snarenet.bench.common import Ledger, Peak, Table, command_line, hardware
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem, load
 from snarenet.training import TrainConfig, Trainer, evaluate
+from snarenet_lab.bench.common import Benchmark, Ledger, Peak, command_line, hardware
 
 EQUALITIES, BATCH, TOL = 50, 200, 1e-8
 # (variables, inequalities) -> seconds of training, GB of GPU memory, most repair steps; on an L40S
@@ -56,7 +56,7 @@ def measure(
     instances: int = 10_000,
     equalities: int = EQUALITIES,
     **changes: Any,
-) -> Table:
+) -> Benchmark:
     """Train every cell that is not there yet.
 
     Args:
@@ -82,7 +82,7 @@ def measure(
             print(size, inequalities, recipe, {k: v for k, v in found.items() if k != "objectives"}, file=sys.stderr)
             rows.append(_row(size, inequalities, equalities, recipe, found, known.get(f"{size}-{inequalities}")))
     command = command_line("scaling", device, **({} if epochs is None else {"epochs": epochs}) | changes)
-    return Table("Training on NCLP of growing size, batch 200", COLUMNS, rows, command, machine)
+    return Benchmark("Training on NCLP of growing size, batch 200", COLUMNS, rows, command, machine)
 
 
 def _train(

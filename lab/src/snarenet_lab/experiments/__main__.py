@@ -1,17 +1,17 @@
-"""`python -m snarenet.experiments ITEM ...`: the same as `snarenet reproduce ITEM ...`, without tyro."""
+"""`python -m snarenet_lab.experiments ITEM ...`: the same as `snarenet reproduce ITEM ...`, without tyro."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from snarenet.experiments.budget import BUDGETS
-from snarenet.experiments.reproduce import ITEMS, reproduce
+from snarenet_lab.experiments.budget import BUDGETS
+from snarenet_lab.experiments.reproduce import ITEMS, reproduce
 
 
 def main() -> None:
     """Run what the arguments say."""
-    parser = argparse.ArgumentParser(prog="python -m snarenet.experiments", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m snarenet_lab.experiments", description=__doc__)
     parser.add_argument("items", nargs="+", help=f"all, or some of {', '.join(ITEMS)}")
     parser.add_argument("--budget", choices=list(BUDGETS), default="smoke")
     parser.add_argument("--seeds", type=int, default=5)

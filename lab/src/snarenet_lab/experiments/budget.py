@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from snarenet.experiments.compare import Plan
 from snarenet.layers import METHODS
 from snarenet.training import TrainConfig
+from snarenet_lab.experiments.compare import Plan
 
 SEEDS = (123, 456, 789, 101, 112)  # the paper's
 TOLERANCES = (1e-4, 1e-6, 1e-8, 1e-10, 1e-12)  # the paper's

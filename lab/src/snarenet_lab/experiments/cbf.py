@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item, parity_remarks, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.experiments.quantities import cells, columns
 from snarenet.layers import METHODS
 from snarenet.problems import CBF
-from snarenet.report.plots import paths
-from snarenet.report.results import Row, Table
 from snarenet.training import evaluate
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.quantities import cells, columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import paths
+from snarenet_lab.report.results import Row, Sheet
 
 # tab:cbf_base_seed89_dc3_snarenet; one seed, 84 test instances: 58, 84, 51 and 83 of them are feasible to 1e-4
 _PAPER = {
@@ -82,62 +82,62 @@ class CBFItem(Item):
             ]
         return found
 
-    def tables(self, lab: Lab) -> list[Table]:
+    def sheets(self, study: Study) -> list[Sheet]:
         shown = columns(
             "objective", "feasible", "ineq_max", "ineq_gmean", "peak", "collisions", "steps_max", "training"
         )
         found = []
         for box, text in _PAPER.items():
-            rows = [self._row(lab, entry) for entry in self._entries(lab.budget, lab.seeds, box)]
+            rows = [self._row(study, entry) for entry in self._entries(study.budget, study.seeds, box)]
             nominal = [
-                Row("nominal controller", "measured", cells([known])) for known in [self._nominal(lab, box)] if known
+                Row("nominal controller", "measured", cells([known])) for known in [self._nominal(study, box)] if known
             ]
             note = "Collisions: trajectories with a point of the grid inside an obstacle."
             title = f"Policies from box {box}: test instances"
-            found.append(Table(f"box-{box}", title, shown, together(paper_rows(text, 1), rows, nominal), note))
+            found.append(Sheet(f"box-{box}", title, shown, together(paper_rows(text, 1), rows, nominal), note))
         return found
 
-    def _row(self, lab: Lab, entry: Entry) -> Row:
+    def _row(self, study: Study, entry: Entry) -> Row:
         """The row of an entry, with collisions."""
-        row = lab.row(entry)
-        records = []
+        row = study.row(entry)
+        collisions = []
         for job in entry.jobs:
-            found = lab.evaluation(job, entry.tol)
+            found = study.evaluation(job, entry.tol)
             if found is not None:
-                records.append({"collisions": _collisions(lab, dict(job.sizes), found[1]["trajectory"])})
-        return Row(**{**vars(row), "cells": {**row.cells, **cells(records)}})
+                collisions.append({"collisions": _collisions(study, dict(job.sizes), found[1]["trajectory"])})
+        return Row(**{**vars(row), "cells": {**row.cells, **cells(collisions)}})
 
-    def _nominal(self, lab: Lab, box: int) -> dict[str, Any] | None:
-        sizes = lab.budget.sizes_of("cbf", box=box)
+    def _nominal(self, study: Study, box: int) -> dict[str, Any] | None:
+        sizes = study.budget.sizes_of("cbf", box=box)
 
         def measure() -> dict[str, Any]:
-            problem = lab.problem("cbf", sizes)
+            problem = study.problem("cbf", sizes)
             assert isinstance(problem, CBF)
-            found = evaluate(problem.nominal().to(lab.device), problem, timed=False)
+            found = evaluate(problem.nominal().to(study.device), problem, timed=False)
             return {"summary": found.summary, "trajectory": _short(found.arrays["trajectory"])} | {
-                "collisions": _collisions(lab, sizes, found.arrays["trajectory"])
+                "collisions": _collisions(study, sizes, found.arrays["trajectory"])
             }
 
-        known = lab.measured("nominal", {"sizes": sizes}, measure)
+        known = study.measured("nominal", {"sizes": sizes}, measure)
         return known and known["summary"] | {"collisions": known["collisions"], "trajectory": known["trajectory"]}
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         found = []
         for box in _PAPER:
-            nominal = self._nominal(lab, box)
+            nominal = self._nominal(study, box)
             series = [{"label": "nominal", "paths": nominal["trajectory"], "plain": True}] if nominal else []
-            for entry in self._entries(lab.budget, lab.seeds, box):
-                known = lab.evaluation(entry.jobs[0], entry.tol)
+            for entry in self._entries(study.budget, study.seeds, box):
+                known = study.evaluation(entry.jobs[0], entry.tol)
                 if known is not None:
                     series.append({"label": f"{entry.label}, {entry.source}", "paths": _short(known[1]["trajectory"])})
-            problem = lab.problem("cbf", lab.budget.sizes_of("cbf", box=box))
+            problem = study.problem("cbf", study.budget.sizes_of("cbf", box=box))
             obstacles = problem.constraints.obstacles.tolist()  # pyright: ignore
             caption = f"Trajectories from box {box}, {_DRAWN} test instances of each policy"
             found.append(paths(f"box-{box}", caption, series, obstacles))
         return found
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        return [] if lab.budget.name == "smoke" else parity_remarks(tables, "objective", "objective")
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "objective", "objective")
 
 
 def _short(trajectory: np.ndarray) -> list[list[list[float]]]:
@@ -145,7 +145,7 @@ def _short(trajectory: np.ndarray) -> list[list[list[float]]]:
     return np.round(trajectory[:_DRAWN, :, :2], 4).tolist()
 
 
-def _collisions(lab: Lab, sizes: dict[str, Any], trajectory: np.ndarray) -> int:
-    problem = lab.problem("cbf", sizes)
+def _collisions(study: Study, sizes: dict[str, Any], trajectory: np.ndarray) -> int:
+    problem = study.problem("cbf", sizes)
     assert isinstance(problem, CBF)
-    return int(problem.collisions(torch.from_numpy(trajectory).to(lab.device)).sum())
+    return int(problem.collisions(torch.from_numpy(trajectory).to(study.device)).sum())

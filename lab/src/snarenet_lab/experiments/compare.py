@@ -16,16 +16,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from snarenet.experiments.sweep import Job, applicable, gap_to, results, sweep
-from snarenet.files import write_whole
 from snarenet.layers import METHODS
 from snarenet.problems import Problem, load
 from snarenet.reference import solve
-from snarenet.report.comparison import Row, csv_table, draw_comparison, markdown_table
 from snarenet.solution import Solution, Status
 from snarenet.training import Run, TrainConfig, evaluate
 from snarenet.training.metrics import summarize
 from snarenet.training.run import environment
+from snarenet_lab.files import write_text
+from snarenet_lab.report.comparison import Contender, comparison_table, csv_table, draw_comparison
+from snarenet_lab.sweep import TrainingJob, applicable, gap_to, results, sweep
 
 INSTANCES = 100  # test instances that the classical solvers are timed on
 _SOLVERS = {"ipopt": "IPOPT", "clarabel": "Clarabel", "slsqp": "SLSQP"}
@@ -81,12 +81,17 @@ class Plan:
         fixed = {"method": method, "seed": seed, "validate_every": max(1, chosen["epochs"])}
         return TrainConfig.recipe(self.recipe, self.problem, **chosen | fixed)
 
-    def jobs(self, problem: Problem) -> tuple[dict[str, list[Job]], dict[str, str]]:
+    def jobs(self, problem: Problem) -> tuple[dict[str, list[TrainingJob]], dict[str, str]]:
         """The runs of each method that can handle the problem, and why others cannot."""
         fit, refused = applicable(problem, [self.config(method, 0) for method in self.methods])
         seeds = range(self.seeds)
         sizes = dict(self.sizes)
-        jobs = {c.method: [Job(self.problem, self.config(c.method, s), sizes, self.tol) for s in seeds] for c in fit}
+        jobs = {
+            config.method: [
+                TrainingJob(self.problem, self.config(config.method, seed), sizes, self.tol) for seed in seeds
+            ]
+            for config in fit
+        }
         return jobs, refused
 
 
@@ -101,7 +106,7 @@ def compare(
     classical: bool = True,
     stacked: bool = False,
     quiet: bool = False,
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[Contender], list[str]]:
     """Train what is not trained yet, measure, and write the table and the figure to `out`.
 
     Args:
@@ -117,7 +122,7 @@ def compare(
         quiet: show no progress.
 
     Returns:
-        The rows, and remarks: who refused, what failed.
+        The methods and solvers with what they achieved, and remarks: who refused, what failed.
     """
     problem = load(plan.problem, **plan.sizes).to(device)
     jobs, refused = plan.jobs(problem)
@@ -125,16 +130,17 @@ def compare(
     every = [job for several in jobs.values() for job in several]
     failures = sweep(every, out, device=device, workers=workers, cluster=cluster, stacked=stacked, quiet=quiet)
     remarks += [f"{name}: failed, {reason}" for name, reason in failures.items()]
-    rows = [row for several in jobs.values() if (row := _row(several, out, problem, reference)) is not None]
+    found = (_contender(several, out, problem, reference) for several in jobs.values())
+    contenders = [one for one in found if one is not None]
     if classical and problem.solvable:
-        solvers, refusals = _classical_rows(problem, out, reference)
-        rows, remarks = rows + solvers, remarks + refusals
-    _write(plan, rows, remarks, out)
-    return rows, remarks
+        solvers, refusals = _solvers(problem, out, reference)
+        contenders, remarks = contenders + solvers, remarks + refusals
+    _write(plan, contenders, remarks, out)
+    return contenders, remarks
 
 
-def _row(jobs: list[Job], out: Path, problem: Problem, reference: Tensor | None) -> Row | None:
-    """The row of a method, from the runs that are done."""
+def _contender(jobs: list[TrainingJob], out: Path, problem: Problem, reference: Tensor | None) -> Contender | None:
+    """A method, with the runs that are done."""
     runs, config = [], jobs[0].config
     for result in results(jobs, out, reference):
         seconds = None if runs else _timed(Run.open(out / result.job.name), problem)
@@ -142,7 +148,7 @@ def _row(jobs: list[Job], out: Path, problem: Problem, reference: Tensor | None)
         runs.append(result.summary | own)
     label = config.build_layer(problem).title
     budget = f"{_count(config.epochs, 'epoch')}, {_count(len(runs), 'seed')}"
-    return Row(label, budget, runs) if runs else None
+    return Contender(label, budget, runs) if runs else None
 
 
 def _count(number: int, what: str) -> str:
@@ -171,8 +177,8 @@ class _Solved:
         return Solution(self.value, self.value, torch.full_like(steps, int(Status.CONVERGED)), steps, steps.double())
 
 
-def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> tuple[list[Row], list[str]]:
-    """A row for each classical solver that can handle the problem, on the first test instances, and why others cannot.
+def _solvers(problem: Problem, out: Path, reference: Tensor | None) -> tuple[list[Contender], list[str]]:
+    """Every classical solver that can handle the problem, on the first test instances, and why others cannot.
 
     Times are those of the solver alone, modelling excluded: with one process, and, per instance, with one on each core.
     """
@@ -180,7 +186,7 @@ def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> tu
     known = json.loads(file.read_text()) if file.exists() else {}
     local = load(problem.name, **problem.sizes)
     x = local.split("test")[:INSTANCES]
-    rows, refusals = [], []
+    solvers, refusals = [], []
     for engine, title in _SOLVERS.items():
         key = json.dumps([problem.name, problem.sizes, engine], sort_keys=True)
         if key not in known:
@@ -196,28 +202,23 @@ def _classical_rows(problem: Problem, out: Path, reference: Tensor | None) -> tu
                 "parallel": loaded.seconds.mean().item() / cores,
                 "objectives": outcome.objective.tolist(),
             }
-            _write_text(file, json.dumps(known, indent=1))
+            write_text(file, json.dumps(known, indent=1))
         found = {name: value for name, value in known[key].items() if name != "objectives"}
         if reference is not None:
             found["gap"] = gap_to(torch.tensor(known[key]["objectives"], dtype=torch.float64), reference[: len(x)])
-        rows.append(Row(title, _count(len(x), "instance"), [found]))
-    return rows, refusals
+        solvers.append(Contender(title, _count(len(x), "instance"), [found]))
+    return solvers, refusals
 
 
-def _write(plan: Plan, rows: list[Row], remarks: list[str], out: Path) -> None:
-    found = {"problem": plan.problem, "remarks": remarks, "rows": [row._asdict() for row in rows]}
-    _write_text(out / "comparison.json", json.dumps(found, indent=1))
-    _write_text(out / "comparison.csv", csv_table(rows))
+def _write(plan: Plan, contenders: list[Contender], remarks: list[str], out: Path) -> None:
+    found = {"problem": plan.problem, "remarks": remarks, "rows": [one._asdict() for one in contenders]}
+    write_text(out / "comparison.json", json.dumps(found, indent=1))
+    write_text(out / "comparison.csv", csv_table(contenders))
     notes = "".join(f"- {remark}\n" for remark in remarks)
-    _write_text(out / "comparison.md", markdown_table(rows) + ("\n" + notes if notes else ""))
+    write_text(out / "comparison.md", comparison_table(contenders).markdown() + ("\n" + notes if notes else ""))
     try:
-        picture = draw_comparison(rows, f"{plan.problem}, test instances")
+        picture = draw_comparison(contenders, f"{plan.problem}, test instances")
     except ImportError as error:
         remarks.append(f"No figure: {error}")
     else:
-        _write_text(out / "comparison.svg", picture)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: file.write(text.encode()))
+        write_text(out / "comparison.svg", picture)

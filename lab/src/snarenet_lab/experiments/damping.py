@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item, parity_remarks, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.experiments.quantities import columns
-from snarenet.report.plots import axis, points
-from snarenet.report.results import Table
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import axis, points
+from snarenet_lab.report.results import Sheet
 
 # table:NCLP_lambda, tol 1e-8; test time in seconds for 833 instances
 _PAPER = """
@@ -78,14 +78,14 @@ class DampingItem(Item):
         )
         return found
 
-    def tables(self, lab: Lab) -> list[Table]:
-        rows = [lab.row(entry) for entry in self.entries(lab.budget, lab.seeds)]
+    def sheets(self, study: Study) -> list[Sheet]:
+        rows = [study.row(entry) for entry in self.entries(study.budget, study.seeds)]
         keys = ("objective", "gap_max", "gap_gmean", "ineq_max", "eq_max", "kept", "steps", "steps_max", "test_time")
         note = "Tolerance 1e-8. The paper's repair also stops on a small step, so its errors exceed the tolerance."
         shown = columns(*keys, "training")
-        return [Table("damping", "Damping on NCLP: test instances", shown, together(paper_rows(_PAPER), rows), note)]
+        return [Sheet("damping", "Damping on NCLP: test instances", shown, together(paper_rows(_PAPER), rows), note)]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         found = []
         names = {"parity": "the paper's recipe", "best": "recipe `best`"}
         for source, recipe in names.items():
@@ -93,7 +93,7 @@ class DampingItem(Item):
             for label, annealed in (("constant", False), ("annealed", True)):
                 rows = [
                     row
-                    for row in tables[0].rows
+                    for row in sheets[0].rows
                     if row.source == source
                     and (row.label == _NEAREST or "ᵏ" in row.label) == annealed
                     and {"steps", "gap_gmean"} <= {*row.cells}
@@ -109,24 +109,24 @@ class DampingItem(Item):
             if not any(one["x"] for one in series):
                 continue
             best = min(cell.mean for row in paper_rows(_PAPER) if (cell := row.cells["gap_gmean"]).mean is not None)
-            levels = {"the paper's best gap": best} if lab.budget.name != "smoke" else {}
+            levels = {"the paper's best gap": best} if study.budget.name != "smoke" else {}
             caption = f"Gap against steps of the repair for every damping λ, {recipe}; left and low is better"
             x, y = axis("repair steps, median (count)"), axis("gap, gmean (units of the objective)", log=True)
             found.append(points(source, caption, x, y, series, levels))
         return found
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        found = [] if lab.budget.name == "smoke" else parity_remarks(tables, "gap_gmean", "geometric mean of the gap")
-        return found + _fronts(tables[0])
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        found = [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")
+        return found + _fronts(sheets[0])
 
 
-def _fronts(table: Table) -> list[str]:
+def _fronts(sheet: Sheet) -> list[str]:
     """Which dampings no other beats in both gap and steps, by recipe."""
     found = []
     for source, name in (("parity", "the paper's recipe"), ("best", "the recipe `best`")):
         known = {
             row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean)
-            for row in table.rows
+            for row in sheet.rows
             if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}
         }
         front = [

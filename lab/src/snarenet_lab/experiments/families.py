@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from snarenet.experiments.budget import TOLERANCES, Budget
-from snarenet.experiments.item import Entry, Item, parity_remarks, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.quantities import columns
 from snarenet.layers import METHODS
-from snarenet.report.plots import panels
-from snarenet.report.results import Row, Table
+from snarenet_lab.experiments.budget import TOLERANCES, Budget
+from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import panels
+from snarenet_lab.report.results import Row, Sheet
 
 FRESH = "SnareNet, fresh inputs"
 _ERRORS = ("ineq_max", "ineq_gmean", "violations", "eq_max", "eq_gmean")
@@ -104,20 +104,20 @@ class FamilyItem(Item):
         )
         return found
 
-    def tables(self, lab: Lab) -> list[Table]:
-        rows = [lab.row(entry) for entry in self.entries(lab.budget, lab.seeds)]
+    def sheets(self, study: Study) -> list[Sheet]:
+        rows = [study.row(entry) for entry in self.entries(study.budget, study.seeds)]
         note = (
             "Rows marked paper are the paper's numbers, of its own machine. Errors, gaps and objectives have the units "
             "of the problem; gmean is the geometric mean, max the largest over the test instances. Test time is that "
             "of all test instances in one batch. One trained model is tested at all five tolerances."
         )
-        return [Table("test", f"{self.title}: test instances", columns(*self.keys), together(self.paper, rows), note)]
+        return [Sheet("test", f"{self.title}: test instances", columns(*self.keys), together(self.paper, rows), note)]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         shown = ("gap_gmean", "objective", "ineq_gmean", "eq_gmean", "training", "gap_max", "ineq_max", "eq_max")
         keys = [key for key in (*shown, "test_time") if key in self.keys]
         caption = f"{self.title}: the metrics of the test table, mean and standard deviation over the seeds"
-        return [panels("metrics", caption, tables[0], keys)]
+        return [panels("metrics", caption, sheets[0], keys)]
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        return parity_remarks(tables, *self.main) if lab.budget.name != "smoke" else []
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        return parity_remarks(sheets, *self.main) if study.budget.name != "smoke" else []

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item, parity_remarks, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.experiments.quantities import columns
 from snarenet.layers import METHODS
-from snarenet.report.plots import LINE_OF, axis, curve, curves
-from snarenet.report.results import Cell, Row, Table
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import LINE_OF, axis, curve, curves
+from snarenet_lab.report.results import Cell, Row, Sheet
 
 # test time in seconds for 833 instances; the solver's includes the modelling of each instance
 _PAPER = (
@@ -94,40 +94,40 @@ class InequalitiesItem(Item):
             ]
         return found
 
-    def tables(self, lab: Lab) -> list[Table]:
+    def sheets(self, study: Study) -> list[Sheet]:
         keys = ("gap_max", "gap_gmean", "ineq_max", "ineq_gmean", "violations", "eq_max", "eq_gmean", "feasible")
         found = []
-        for number, count, text in zip(_COUNTS, lab.budget.inequalities, _PAPER, strict=True):
+        for number, count, text in zip(_COUNTS, study.budget.inequalities, _PAPER, strict=True):
             paper = [replace(row, done=0) if row.label == "solver" else row for row in paper_rows(text)]
-            ours = [lab.row(entry) for entry in self._entries(lab.budget, lab.seeds, count)]
+            ours = [study.row(entry) for entry in self._entries(study.budget, study.seeds, count)]
             note = "SnareNet at the tolerance 1e-6. The solver's gap is 0 by definition: it is the reference."
             if count != number:
                 note += f" The paper's rows are for {number} inequalities."
             title = f"Convex QCQP with {count} inequalities: test instances"
-            rows = together(paper, self._solver(lab, count), ours)
-            found.append(Table(f"qcqp-{number}", title, columns(*keys, "steps", "test_time", "training"), rows, note))
+            rows = together(paper, self._solver(study, count), ours)
+            found.append(Sheet(f"qcqp-{number}", title, columns(*keys, "steps", "test_time", "training"), rows, note))
         return found
 
-    def _solver(self, lab: Lab, count: int) -> list[Row]:
-        optima = lab.optima("qcqp", lab.budget.sizes_of("qcqp", inequalities=count))
+    def _solver(self, study: Study, count: int) -> list[Row]:
+        optima = study.optima("qcqp", study.budget.sizes_of("qcqp", inequalities=count))
         if optima is None or optima.seconds.isnan().any():
             return []
         return [Row("solver", "solver", {"test_time": Cell(optima.seconds.sum().item())})]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         shown = {
             "gap_gmean": axis("gap, gmean (units of the objective)", log=True),
             "violations": axis("violations > 1e-4 (per instance)"),
             "feasible": axis("feasible to 1e-4 (share)"),
             "test_time": axis("test time (s, all instances)", log=True),
         }
-        return [spec for key, y in shown.items() if (spec := self._figure(lab, tables, key, y)) is not None]
+        return [spec for key, y in shown.items() if (spec := self._figure(study, sheets, key, y)) is not None]
 
-    def _figure(self, lab: Lab, tables: Sequence[Table], key: str, y: dict[str, Any]) -> dict[str, Any] | None:
+    def _figure(self, study: Study, sheets: Sequence[Sheet], key: str, y: dict[str, Any]) -> dict[str, Any] | None:
         names = {"paper": "paper", "parity": "parity", "best": "best", "solver": "IPOPT"}
         series: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-        for number, count, table in zip(_COUNTS, lab.budget.inequalities, tables, strict=True):
-            for row in table.rows:
+        for number, count, sheet in zip(_COUNTS, study.budget.inequalities, sheets, strict=True):
+            for row in sheet.rows:
                 mean = row.cells.get(key, Cell()).mean
                 if mean is not None and not (row.label == "solver" and key == "gap_gmean"):
                     xs, ys = series.setdefault((row.label, row.source), ([], []))
@@ -145,5 +145,5 @@ class InequalitiesItem(Item):
         )
         return curves(key, caption, axis("inequalities (count)"), y, drawn, marked=True)
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        return [] if lab.budget.name == "smoke" else parity_remarks(tables, "gap_gmean", "geometric mean of the gap")
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")

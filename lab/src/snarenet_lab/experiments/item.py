@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from snarenet.experiments.budget import Budget, seed_list
-from snarenet.experiments.sweep import Job
-from snarenet.report.results import MEANING, Row, Table
+from snarenet.report.numbers import brief
 from snarenet.training import TrainConfig
+from snarenet_lab.experiments.budget import Budget, seed_list
+from snarenet_lab.report.results import MEANING, Row, Sheet
+from snarenet_lab.sweep import TrainingJob
 
 if TYPE_CHECKING:
-    from snarenet.experiments.lab import Lab
+    from snarenet_lab.experiments.study import Study
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Entry:
 
     label: str
     source: Literal["parity", "best"]
-    jobs: tuple[Job, ...]
+    jobs: tuple[TrainingJob, ...]
     tol: float | None = None
 
     @staticmethod
@@ -43,7 +44,7 @@ class Entry:
         tol: float | None = None,
     ) -> Entry:
         """The entry whose runs have the configurations `config(seed)`."""
-        return Entry(label, source, tuple(Job(family, config(seed), sizes) for seed in seed_list(seeds)), tol)
+        return Entry(label, source, tuple(TrainingJob(family, config(seed), sizes) for seed in seed_list(seeds)), tol)
 
 
 class Item(ABC):
@@ -67,19 +68,19 @@ class Item(ABC):
         """The rows that are trained for; none where training is not what it is about."""
         return []
 
-    def prepare(self, lab: Lab) -> None:
+    def prepare(self, study: Study) -> None:
         """Train or measure what a sweep does not."""
         return
 
     @abstractmethod
-    def tables(self, lab: Lab) -> list[Table]:
+    def sheets(self, study: Study) -> list[Sheet]:
         """The tables, of what is there."""
 
     @abstractmethod
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        """Specifications of the figures, for `snarenet.report.plots`."""
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
+        """Specifications of the figures, for `snarenet_lab.report.plots`."""
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
         """What a reader should know about these numbers."""
         return []
 
@@ -92,29 +93,19 @@ def together(*groups: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (list(labels).index(row.label), order[row.source])))
 
 
-def parity_remarks(tables: Sequence[Table], key: str, name: str) -> list[str]:
+def parity_remarks(sheets: Sequence[Sheet], key: str, name: str) -> list[str]:
     """How our runs of the paper's recipe compare with the paper in one column."""
     found = []
-    for table in tables:
-        where = f" ({table.title.split(':')[0]})" if len(tables) > 1 else ""
-        paper = {row.label: row.cells[key] for row in table.rows if row.source == "paper" and key in row.cells}
-        for row in table.rows:
+    for sheet in sheets:
+        where = f" ({sheet.title.split(':')[0]})" if len(sheets) > 1 else ""
+        paper = {row.label: row.cells[key] for row in sheet.rows if row.source == "paper" and key in row.cells}
+        for row in sheet.rows:
             theirs, ours = paper.get(row.label), row.cells.get(key)
             if row.source != "parity" or theirs is None or ours is None or not theirs.mean or ours.mean is None:
                 continue
             inside = abs(ours.mean - theirs.mean) <= 2 * (theirs.spread or 0)
-            ratio = f"{_brief(ours.mean / theirs.mean)} times it"
+            ratio = f"{brief(ours.mean / theirs.mean, 2)} times it"
             verdict = "within two of its standard deviations" if inside else ratio
-            numbers = f"{name} {_brief(ours.mean)}, the paper's {_brief(theirs.mean)}"
+            numbers = f"{name} {brief(ours.mean, 2)}, the paper's {brief(theirs.mean, 2)}"
             found.append(f"Parity, {row.label}{where}: {numbers}: {verdict}.")
     return found
-
-
-def _brief(number: float) -> str:
-    """Two digits, and no power of ten that is easier to read without.
-
-    >>> _brief(0.0123), _brief(287.3), _brief(1.34e40)
-    ('0.012', '290', '1.3e+40')
-    """
-    text = f"{number:.2g}"
-    return f"{float(text):,.0f}" if 100 <= number < 1e6 else text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from snarenet.experiments.families import AFTER_GAPS, GAPS, FamilyItem
-from snarenet.experiments.paper import paper_rows
+from snarenet_lab.experiments.families import AFTER_GAPS, GAPS, FamilyItem
+from snarenet_lab.experiments.paper import paper_rows
 
 # table:NCLP_test; gaps and errors in the units of the problem, test time in seconds for 833 instances
 _PAPER = """

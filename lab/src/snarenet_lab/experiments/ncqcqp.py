@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snarenet.experiments.families import AFTER_GAPS, GAPS, FamilyItem
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.report.results import Table
+from snarenet_lab.experiments.families import AFTER_GAPS, GAPS, FamilyItem
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.results import Sheet
 
 # table:noncvxqcqp_test; objectives and errors in the units of the problem, test time in seconds for 833 instances
 _PAPER = """
@@ -42,16 +42,16 @@ class NonConvexQCQPItem(FamilyItem):
     keys = (*GAPS, "objective_max", "objective", *AFTER_GAPS)
     paper = tuple(replace(row, done=_HPROJ_SEEDS) if row.label == "HProj" else row for row in paper_rows(_PAPER))
 
-    def tables(self, lab: Lab) -> list[Table]:
-        (table,) = super().tables(lab)
-        note = table.note
-        if lab.budget.each_tolerance:
+    def sheets(self, study: Study) -> list[Sheet]:
+        (sheet,) = super().sheets(study)
+        note = sheet.note
+        if study.budget.each_tolerance:
             note = note.replace(
                 "One trained model is tested at all five tolerances.",
                 "Parity rows are trained once for each tolerance, our best once for all.",
             )
         warning = "The paper's problem is another one: its objectives cannot be compared with ours."
-        return [replace(table, note=f"{note} {warning}")]
+        return [replace(sheet, note=f"{note} {warning}")]
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
         return []  # nothing to compare: another problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from snarenet.report.results import Cell, Row
+from snarenet_lab.report.results import Cell, Row
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 

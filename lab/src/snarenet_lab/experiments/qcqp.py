@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from snarenet.experiments.families import FamilyItem
-from snarenet.experiments.nclp import NCLPItem
-from snarenet.experiments.paper import paper_rows
+from snarenet_lab.experiments.families import FamilyItem
+from snarenet_lab.experiments.nclp import NCLPItem
+from snarenet_lab.experiments.paper import paper_rows
 
 # table:qcqp_test; gaps and errors in the units of the problem, test time in seconds for 833 instances
 _PAPER = """

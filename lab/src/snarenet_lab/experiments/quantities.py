@@ -5,39 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snarenet.report.results import Cell, Column
-from snarenet.report.tables import feasible_at, pick
+from snarenet.report.evaluation import feasible_at, pick
+from snarenet.report.tables import Column
+from snarenet_lab.report.comparison import positive_gap
+from snarenet_lab.report.results import Cell
 
-Record = Mapping[str, Any]  # the summary of `evaluate`, with "gap", "training" (seconds) and "collisions" where known
-
-
-def _at(*keys: str) -> Callable[[Record], float | None]:
-    return lambda record: pick(record, *keys)
+Summary = Mapping[str, Any]  # the summary of `evaluate`, with "gap", "training" (seconds) and "collisions" where known
 
 
-def _gap(record: Record) -> float | None:
-    """The geometric mean of the gaps, which is 1e-16 by convention where none is positive: then, 0."""
-    most, mean = pick(record, "gap", "max"), pick(record, "gap", "gmean")
-    return mean if most is None or most > 0 else 0.0
+def _at(*keys: str) -> Callable[[Summary], float | None]:
+    return lambda summary: pick(summary, *keys)
 
 
-def _whole(record: Record) -> float | None:
+def _whole(summary: Summary) -> float | None:
     """Seconds for all test instances in one batch, as the paper measures."""
-    each = pick(record, "seconds", "model")
-    return None if each is None else each * record["instances"]
+    each = pick(summary, "seconds", "model")
+    return None if each is None else each * summary["instances"]
 
 
-def _kept(record: Record) -> float | None:
+def _kept(summary: Summary) -> float | None:
     """The share of instances feasible to the tolerance that was asked for."""
-    found = feasible_at(record)
+    found = feasible_at(summary)
     return None if found is None else found[1]
 
 
-_READERS: dict[str, tuple[Column, Callable[[Record], float | None]]] = {
+_READERS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     column.key: (column, read)
     for column, read in (
         (Column("gap_max", "gap, max"), _at("gap", "max")),
-        (Column("gap_gmean", "gap, gmean"), _gap),
+        (Column("gap_gmean", "gap, gmean"), positive_gap),
         (Column("objective_max", "objective, max", "number"), _at("objective", "max")),
         (Column("objective", "objective, mean", "number"), _at("objective", "mean")),
         (Column("ineq_max", "ineq. error, max"), _at("ineq", "max")),
@@ -62,7 +58,7 @@ def columns(*keys: str) -> tuple[Column, ...]:
     return tuple(_READERS[key][0] for key in keys)
 
 
-def cells(records: list[dict[str, Any]]) -> dict[str, Cell]:
-    """Every quantity of the records of some seeds."""
-    found = {key: Cell.of([read(record) for record in records]) for key, (_, read) in _READERS.items()}
+def cells(summaries: list[dict[str, Any]]) -> dict[str, Cell]:
+    """Every quantity of the summaries of some seeds."""
+    found = {key: Cell.of([read(summary) for summary in summaries]) for key, (_, read) in _READERS.items()}
     return {key: cell for key, cell in found.items() if cell.mean is not None}

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from snarenet.bench.common import start
 from snarenet.damping import Annealed
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.quantities import columns
 from snarenet.problems import Problem
 from snarenet.repair import repair
-from snarenet.report.plots import panels
-from snarenet.report.results import Cell, Column, Row, Table
+from snarenet.report.tables import Column
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import panels
+from snarenet_lab.report.results import Cell, Row, Sheet
+from snarenet_lab.starts import start
 
 _FAMILIES = ("nclp", "qcqp", "ncqcqp", "ncqcqp-hard")
 _TRAINED = ("nclp", "qcqp")
@@ -59,22 +60,24 @@ class RowsItem(Item):
                     )
         return found
 
-    def tables(self, lab: Lab) -> list[Table]:
-        trained = tuple(lab.row(entry) for entry in self.entries(lab.budget, lab.seeds))
+    def sheets(self, study: Study) -> list[Sheet]:
+        trained = tuple(study.row(entry) for entry in self.entries(study.budget, study.seeds))
         shown = columns(
             "gap_max", "gap_gmean", "ineq_max", "eq_max", "kept", "steps", "steps_max", "test_time", "training"
         )
-        return [self._robustness(lab), Table("training", "Training with all and with active rows", shown, trained)]
+        return [self._robustness(study), Sheet("training", "Training with all and with active rows", shown, trained)]
 
-    def _robustness(self, lab: Lab) -> Table:
+    def _robustness(self, study: Study) -> Sheet:
         found = []
         for family in _FAMILIES:
-            sizes = lab.budget.sizes_of(family)
+            sizes = study.budget.sizes_of(family)
             for spread in _SPREADS:
                 for rows in _ROWS:
                     arguments = {"family": family, "sizes": sizes, "spread": spread, "rows": rows}
-                    known = lab.measured(
-                        "rows", arguments, lambda f=family, s=sizes, d=spread, r=rows: attempt(lab.problem(f, s), d, r)
+                    known = study.measured(
+                        "rows",
+                        arguments,
+                        lambda f=family, s=sizes, d=spread, r=rows: attempt(study.problem(f, s), d, r),
                     )
                     if known is not None:
                         cells = {key: Cell(value) for key, value in known.items()}
@@ -87,10 +90,10 @@ class RowsItem(Item):
             Column("moved", "distance |y − ŷ|, mean", "number"),
         )
         note = "Steps and distance are those of the predictions that converged; one draw of the noise."
-        return Table("robustness", "Repairs that converge to 1e-8", shown, tuple(found), note)
+        return Sheet("robustness", "Repairs that converge to 1e-8", shown, tuple(found), note)
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        robust, trained = tables
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
+        robust, trained = sheets
         caption = "Repairs of A⁺x + σN(0, I) with all and with active rows"
         more = "Training with all and with active rows, mean and standard deviation over the seeds"
         return [

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Item, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.report.plots import LINE_OF, axis, curve, curves
-from snarenet.report.results import Cell, Column, Row, Source, Table
+from snarenet.report.tables import Column
+from snarenet_lab.bench.scaling import measure
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Item, together
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import LINE_OF, axis, curve, curves
+from snarenet_lab.report.results import Cell, Row, Sheet, Source
 
 # tab:noncvx_scaling_metrics; total training time in seconds on an L40S, memory in GB, most repair iterations
 _PAPER = """
@@ -52,15 +54,13 @@ class ScalingItem(Item):
     )
     most_seeds = 1
 
-    def prepare(self, lab: Lab) -> None:
-        if _file(lab).exists():
+    def prepare(self, study: Study) -> None:
+        if _file(study).exists():
             return
-        from snarenet.bench.scaling import measure
+        measured = measure(torch.device(study.device), study.out / "bench", **options(study.budget))
+        measured.write(study.out / "bench", "scaling")
 
-        table = measure(torch.device(lab.device), lab.out / "bench", **options(lab.budget))
-        table.write(lab.out / "bench", "scaling")
-
-    def tables(self, lab: Lab) -> list[Table]:
+    def sheets(self, study: Study) -> list[Sheet]:
         shown = (
             Column("seconds", "training time", "seconds"),
             Column("memory", "memory", "number", "GB"),
@@ -68,14 +68,14 @@ class ScalingItem(Item):
             Column("feasible", "feasible to 1e-8", "percent"),
             Column("epochs", "epochs run", "count"),
         )
-        rows = together(paper_rows(_PAPER, 1), [_row(found) for found in _read(lab)])
+        rows = together(paper_rows(_PAPER, 1), [_row(found) for found in _read(study)])
         note = "Time of 1,000 epochs. The paper's times are for an unstated number of epochs."
-        return [Table("scaling", "Time, memory and steps of training", shown, rows, note)]
+        return [Sheet("scaling", "Time, memory and steps of training", shown, rows, note)]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         names = {"paper": "paper", "parity": "parity", "best": "best"}
         series: dict[tuple[str, str], list[tuple[float, Row]]] = {}
-        for row in tables[0].rows:
+        for row in sheets[0].rows:
             variables, constraints = (float(part.split()[0]) for part in row.label.split(", "))
             series.setdefault((f"{variables:g} variables", row.source), []).append((constraints, row))
         found = []
@@ -98,20 +98,20 @@ class ScalingItem(Item):
             found.append(curves(key, caption, axis("constraints (count)", log=True), y, lines, marked=True))
         return found
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        if not _read(lab):
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        if not _read(study):
             return ["Not measured yet: snarenet bench scaling, or the same command without --no-train."]
-        content = json.loads(_file(lab).read_text())
+        content = json.loads(_file(study).read_text())
         return [f"Measured with `{content['command']}` on {content['hardware']}."]
 
 
-def _file(lab: Lab) -> Path:
-    return lab.out / "bench" / "scaling.json"
+def _file(study: Study) -> Path:
+    return study.out / "bench" / "scaling.json"
 
 
-def _read(lab: Lab) -> list[dict[str, Any]]:
+def _read(study: Study) -> list[dict[str, Any]]:
     """The rows of the benchmark, if it was run."""
-    file = _file(lab)
+    file = _file(study)
     return json.loads(file.read_text())["rows"] if file.exists() else []
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.quantities import columns
-from snarenet.experiments.sweep import Job
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem
-from snarenet.report.plots import axis, curve, curves
-from snarenet.report.results import Table
 from snarenet.training import Run, Trainer, evaluate
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import axis, curve, curves
+from snarenet_lab.report.results import Sheet
+from snarenet_lab.sweep import TrainingJob
 
 # fig:soft_hardnet_max: HardNet after 500 and 1000 soft epochs; no numbers are printed. 2,000 epochs in all are assumed.
 _SOFT = (500, 1000)
@@ -60,23 +60,23 @@ class SoftItem(Item):
             for label, changes in settings.items()
         ]
 
-    def prepare(self, lab: Lab) -> None:
-        for entry in self.entries(lab.budget, lab.seeds):
+    def prepare(self, study: Study) -> None:
+        for entry in self.entries(study.budget, study.seeds):
             for job in entry.jobs:
-                train_with_curve(job, lab)
+                train_with_curve(job, study)
 
-    def tables(self, lab: Lab) -> list[Table]:
-        rows = tuple(lab.row(entry) for entry in self.entries(lab.budget, lab.seeds))
+    def sheets(self, study: Study) -> list[Sheet]:
+        rows = tuple(study.row(entry) for entry in self.entries(study.budget, study.seeds))
         shown = columns("gap_max", "gap_gmean", "ineq_max", "eq_max", "feasible", "training")
-        return [Table("soft", "HardNet after soft epochs: test instances", shown, rows, "The paper prints no numbers.")]
+        return [Sheet("soft", "HardNet after soft epochs: test instances", shown, rows, "The paper prints no numbers.")]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        optima = lab.optima("nclp", lab.budget.sizes_of("nclp"), "valid")
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
+        optima = study.optima("nclp", study.budget.sizes_of("nclp"), "valid")
         if optima is None:
             return []
         series = []
-        for color, entry in enumerate(self.entries(lab.budget, lab.seeds)):
-            notes = [run.read_arrays(_FILE) for job in entry.jobs if (run := lab.run(job)) is not None]
+        for color, entry in enumerate(self.entries(study.budget, study.seeds)):
+            notes = [run.read_arrays(_FILE) for job in entry.jobs if (run := study.run(job)) is not None]
             known = [note for note in notes if note is not None]
             if not known:
                 continue
@@ -98,13 +98,13 @@ class SoftItem(Item):
         return [curves("validation", caption, x, y, series)]
 
 
-def train_with_curve(job: Job, lab: Lab) -> None:
+def train_with_curve(job: TrainingJob, study: Study) -> None:
     """Train a job unless it is done, and note the objective of the validation instances on the way."""
-    run = lab.run(job)
+    run = study.run(job)
     if run is not None and run.read_arrays(_FILE) is not None:
         return
-    folder = lab.runs / job.name
-    problem = lab.problem(job.problem, job.sizes)
+    folder = study.runs / job.name
+    problem = study.problem(job.problem, job.sizes)
     model = job.config.build(problem)
     resume = folder if (folder / "checkpoint.safetensors").exists() and (folder / _FILE).exists() else None
     if resume is None:

@@ -1,4 +1,4 @@
-"""`Lab`: what an item works with: finished runs, their evaluations at any tolerance, reference optima, measurements.
+"""`Study`: a reproduction in progress: finished runs, their evaluations at any tolerance, optima, measurements.
 
 In the folder of a reproduction are
 
@@ -23,16 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry
-from snarenet.experiments.quantities import cells
-from snarenet.experiments.sweep import Job, gap_to
 from snarenet.files import write_whole
 from snarenet.problems import Problem, load
 from snarenet.problems.base import Split
 from snarenet.reference import solve
-from snarenet.report.results import Row
 from snarenet.training import Run, TrainConfig, evaluate
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry
+from snarenet_lab.experiments.quantities import cells
+from snarenet_lab.files import write_text
+from snarenet_lab.report.results import Row
+from snarenet_lab.sweep import TrainingJob, gap_to
 
 
 class Optima(NamedTuple):
@@ -42,7 +43,7 @@ class Optima(NamedTuple):
     seconds: Tensor
 
 
-class Lab:
+class Study:
     """A reproduction in progress.
 
     Args:
@@ -110,12 +111,14 @@ class Lab:
         write_whole(file, lambda opened: np.savez(opened, allow_pickle=False, **arrays))
         return Optima(found.objective, found.seconds)
 
-    def run(self, job: Job) -> Run | None:
+    def run(self, job: TrainingJob) -> Run | None:
         """The finished run of a job, if there is one."""
         folder = self.runs / job.name
         return Run.open(folder) if (folder / "evaluation.json").exists() else None
 
-    def evaluation(self, job: Job, tol: float | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    def evaluation(
+        self, job: TrainingJob, tol: float | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """What a run's model achieves on the test instances at a tolerance: a summary, and arrays.
 
         Evaluated once, in this process, when nothing else runs, and kept in the run's folder.
@@ -136,24 +139,24 @@ class Lab:
 
     def row(self, entry: Entry) -> Row:
         """The row of an entry, over the seeds that are done."""
-        records, seeds = [], []
+        summaries, seeds = [], []
         for job in entry.jobs:
-            record = self.record(job, entry.tol)
-            if record is not None:
-                records.append(record)
+            summary = self.summary(job, entry.tol)
+            if summary is not None:
+                summaries.append(summary)
                 seeds.append(job.config.seed)
         known = tuple(seeds)
         return Row(
             entry.label,
             entry.source,
-            cells(records),
+            cells(summaries),
             len(known),
             len(entry.jobs),
             known,
             command(entry.jobs[0], entry.tol),
         )
 
-    def record(self, job: Job, tol: float | None = None) -> dict[str, Any] | None:
+    def summary(self, job: TrainingJob, tol: float | None = None) -> dict[str, Any] | None:
         """The summary of a finished run, with its gap where optima are known, and the seconds of its training."""
         found, run = self.evaluation(job, tol), self.run(job)
         if found is None or run is None:
@@ -173,17 +176,11 @@ class Lab:
             self.missing[name] = "Not everything is measured; the same command without --no-train goes on with it."
             return None
         result = measure()
-        write_file(file, json.dumps({"arguments": arguments, "result": result}, indent=1))
+        write_text(file, json.dumps({"arguments": arguments, "result": result}, indent=1))
         return result
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a text file whole, and its folder if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: file.write(text.encode()))
-
-
-def command(job: Job, tol: float | None = None) -> str:
+def command(job: TrainingJob, tol: float | None = None) -> str:
     """What to type to train this one run by itself."""
     config = job.config
     recipe = min(("paper", "best"), key=lambda name: len(_changes(config, name, job.problem)))

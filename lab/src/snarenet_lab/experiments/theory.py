@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.bench.common import start
 from snarenet.constraints import Constraints, Linear, Quadratic
-from snarenet.experiments.item import Item
-from snarenet.experiments.lab import Lab
 from snarenet.problems import Problem
 from snarenet.repair import repair
-from snarenet.report.plots import axis, curve, curves
-from snarenet.report.results import Cell, Column, Row, Table
+from snarenet.report.tables import Column
+from snarenet_lab.experiments.item import Item
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import axis, curve, curves
+from snarenet_lab.report.results import Cell, Row, Sheet
+from snarenet_lab.starts import start
 
 SAFE = 1 + math.sqrt(17) / 4
 _STEPS = 200
@@ -45,7 +46,7 @@ class TheoryItem(Item):
         "proof allows, 2.03 L √(2F(y₀)), since the paper's own condition does not carry its proof."
     )
 
-    def tables(self, lab: Lab) -> list[Table]:
+    def sheets(self, study: Study) -> list[Sheet]:
         shown = (
             Column("damping", "λ"),
             Column("samples", "predictions", "count"),
@@ -55,7 +56,7 @@ class TheoryItem(Item):
             Column("bound", "steps the bound promises", "count"),
         )
         rows = []
-        for found in self._found(lab):
+        for found in self._found(study):
             cells = {key: Cell(found[key]) for key in ("damping", "samples", "broken", "tightest")}
             for key, numbers in (("measured", found["worst"]), ("bound", found["limit"])):
                 count = _first_below(numbers, 1e-6)
@@ -65,11 +66,11 @@ class TheoryItem(Item):
             f"Over {_STEPS} steps and all predictions; the ratio of measured F to its bound must not exceed 1. The "
             "paper prints no numbers for this."
         )
-        return [Table("bounds", "Measured convergence and the theorems' bounds", shown, tuple(rows), note)]
+        return [Sheet("bounds", "Measured convergence and the theorems' bounds", shown, tuple(rows), note)]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         groups: dict[str, list[dict[str, Any]]] = {"1": [], "2": []}
-        for found in self._found(lab):
+        for found in self._found(study):
             groups["1" if found["label"].startswith("Theorem 1") else "2"].append(found)
         specs = []
         for theorem, several in groups.items():
@@ -90,17 +91,17 @@ class TheoryItem(Item):
             specs.append(curves(f"theorem-{theorem}", caption, x, y, series))
         return specs
 
-    def _found(self, lab: Lab) -> list[dict[str, Any]]:
+    def _found(self, study: Study) -> list[dict[str, Any]]:
         """The measurements, from the folder if they are there."""
-        sizes, samples, device = lab.budget.sizes_of("nclp"), lab.budget.samples, lab.device
-        problem = lab.problem("nclp", sizes)
+        sizes, samples, device = study.budget.sizes_of("nclp"), study.budget.samples, study.device
+        problem = study.problem("nclp", sizes)
         found = []
         for damping in _DAMPINGS:
             arguments = {"theorem": 1, "sizes": sizes, "samples": samples, "damping": damping, "steps": _STEPS}
-            found.append(lab.measured("theory", arguments, lambda d=damping: linear(problem, samples, d)))
+            found.append(study.measured("theory", arguments, lambda d=damping: linear(problem, samples, d)))
         for kind in ("ball", "ellipsoids"):
             arguments = {"theorem": 2, "kind": kind, "samples": samples, "steps": _STEPS}
-            found.append(lab.measured("theory", arguments, lambda kind=kind: convex(kind, samples, device)))
+            found.append(study.measured("theory", arguments, lambda kind=kind: convex(kind, samples, device)))
         return [one for one in found if one is not None]
 
 

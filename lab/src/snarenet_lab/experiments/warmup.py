@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from snarenet.experiments.budget import Budget
-from snarenet.experiments.item import Entry, Item, parity_remarks, together
-from snarenet.experiments.lab import Lab
-from snarenet.experiments.paper import paper_rows
-from snarenet.experiments.quantities import columns
-from snarenet.report.plots import panels
-from snarenet.report.results import Table
+from snarenet_lab.experiments.budget import Budget
+from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.paper import paper_rows
+from snarenet_lab.experiments.quantities import columns
+from snarenet_lab.experiments.study import Study
+from snarenet_lab.report.plots import panels
+from snarenet_lab.report.results import Sheet
 
 # tab:ablation_noncvx_warmup; 1000 epochs, the first 500 of them warm-up, tol 1e-8
 _PAPER = """
@@ -81,17 +81,17 @@ class WarmupItem(Item):
                 ]
         return [entry for entry in found if entry.jobs[0].config.method in budget.methods]
 
-    def tables(self, lab: Lab) -> list[Table]:
-        rows = [lab.row(entry) for entry in self.entries(lab.budget, lab.seeds)]
+    def sheets(self, study: Study) -> list[Sheet]:
+        rows = [study.row(entry) for entry in self.entries(study.budget, study.seeds)]
         shown = columns(
             "gap_max", "gap_gmean", "ineq_max", "ineq_gmean", "eq_max", "eq_gmean", "kept", "steps", "training"
         )
         note = "HardNet is λ = 0. SnareNet at the tolerance 1e-8."
-        return [Table("warmup", "Warm-up on NCLP: test instances", shown, together(paper_rows(_PAPER), rows), note)]
+        return [Sheet("warmup", "Warm-up on NCLP: test instances", shown, together(paper_rows(_PAPER), rows), note)]
 
-    def figures(self, lab: Lab, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         caption = "Warm-up on NCLP: the gap for every layer and warm-up, mean and standard deviation over the seeds"
-        return [panels("gaps", caption, tables[0], ["gap_gmean", "gap_max"])]
+        return [panels("gaps", caption, sheets[0], ["gap_gmean", "gap_max"])]
 
-    def remarks(self, lab: Lab, tables: Sequence[Table]) -> list[str]:
-        return [] if lab.budget.name == "smoke" else parity_remarks(tables, "gap_gmean", "geometric mean of the gap")
+    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
+        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")

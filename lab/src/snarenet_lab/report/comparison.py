@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from snarenet.report.evaluation import pick
 from snarenet.report.figures import BLUE, ORANGE, canvas, log_axis, to_svg
-from snarenet.report.tables import duration, percent, pick
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from snarenet.report.numbers import short
+from snarenet.report.tables import Column, Table
+from snarenet_lab.report.results import Cell, csv_text
 
 
 class Metric(NamedTuple):
     """A number of each run.
 
     Attributes:
-        label: the heading of its column, in two lines.
+        column: its heading, in two lines, and how it is written.
         read: finds it in what is known about a run; None if it is not there.
-        text: writes a number.
         log: is its axis logarithmic?
         unit: what its axis counts in.
         wide: is it left to wide tables?
     """
 
-    label: str
+    column: Column
     read: Callable[[dict[str, Any]], float | None]
-    text: Callable[[float], str]
     log: bool = True
     unit: str = ""
     wide: bool = False
 
+    def write(self, values: Sequence[float]) -> str | None:
+        """Mean ± standard deviation over the seeds, two digits and one; None without a value."""
+        cell = Cell.of(values)
+        if cell.mean is None:
+            return None
+        if self.column.style != "short":
+            return self.column.write(cell.mean)
+        return short(cell.mean, 2) + (f" ± {short(cell.spread, 1)}" if cell.spread else "")
 
-class Row(NamedTuple):
+
+class Contender(NamedTuple):
     """A method, or a solver.
 
     Attributes:
@@ -60,98 +65,80 @@ def _at(*keys: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda run: pick(run, *keys)
 
 
-def _gap(run: dict[str, Any]) -> float | None:
+def positive_gap(summary: Any) -> float | None:
     """The geometric mean of the gaps, which is 1e-16 by convention where none is positive: then, 0."""
-    most, mean = pick(run, "gap", "max"), pick(run, "gap", "gmean")
+    most, mean = pick(summary, "gap", "max"), pick(summary, "gap", "gmean")
     return mean if most is None or most > 0 else 0.0
 
 
-def _short(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace("e+00", "").replace("e+0", "e+")
+def _objective(run: dict[str, Any]) -> float | None:
+    """The mean objective, where no gap says more."""
+    return None if run.get("gap") else pick(run, "objective", "mean")
 
 
 METRICS = [
-    Metric("gap\ngmean", _gap, _short),
-    Metric("gap\nmax", _at("gap", "max"), _short),
-    Metric(
-        "objective\nmean",
-        lambda run: None if run.get("gap") else pick(run, "objective", "mean"),
-        "{:.4g}".format,
-        False,
-    ),
-    Metric("ineq.\ngmean", _at("ineq", "gmean"), _short, wide=True),
-    Metric("ineq.\nmax", _at("ineq", "max"), _short),
-    Metric("eq.\ngmean", _at("eq", "gmean"), _short, wide=True),
-    Metric("eq.\nmax", _at("eq", "max"), _short),
-    Metric("feasible\nto 1e-4", _at("feasible", "1e-04"), percent, False),
-    Metric("feasible\nto 1e-8", _at("feasible", "1e-08"), percent, False),
-    Metric("time per\ninstance", _at("seconds", "model"), duration, unit=" (s)"),
-    Metric("in\nparallel", _at("parallel"), duration, unit=" (s)", wide=True),
-    Metric("training\ntime", _at("training"), duration, unit=" (s)"),
+    Metric(Column("gap_gmean", "gap\ngmean"), positive_gap),
+    Metric(Column("gap_max", "gap\nmax"), _at("gap", "max")),
+    Metric(Column("objective", "objective\nmean", "number"), _objective, log=False),
+    Metric(Column("ineq_gmean", "ineq.\ngmean"), _at("ineq", "gmean"), wide=True),
+    Metric(Column("ineq_max", "ineq.\nmax"), _at("ineq", "max")),
+    Metric(Column("eq_gmean", "eq.\ngmean"), _at("eq", "gmean"), wide=True),
+    Metric(Column("eq_max", "eq.\nmax"), _at("eq", "max")),
+    Metric(Column("feasible_4", "feasible\nto 1e-4", "percent"), _at("feasible", "1e-04"), log=False),
+    Metric(Column("feasible_8", "feasible\nto 1e-8", "percent"), _at("feasible", "1e-08"), log=False),
+    Metric(Column("seconds", "time per\ninstance", "seconds"), _at("seconds", "model"), unit=" (s)"),
+    Metric(Column("parallel", "in\nparallel", "seconds"), _at("parallel"), unit=" (s)", wide=True),
+    Metric(Column("training", "training\ntime", "seconds"), _at("training"), unit=" (s)"),
 ]
+_FIRST = (Column("method", "method", "text"), Column("budget", "budget", "text"))
 
 
-def cells(rows: Sequence[Row], wide: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the table, mean ± standard deviation over the seeds; empty columns are left out."""
-    used = [metric for metric in METRICS if any(row.values(metric) for row in rows) and (wide or not metric.wide)]
-    table = [[row.label, row.budget, *(_cell(metric, row.values(metric)) for metric in used)] for row in rows]
-    return ["method", "budget", *(metric.label for metric in used)], table
+def comparison_table(contenders: Sequence[Contender]) -> Table:
+    """The table for a document: mean ± standard deviation over the seeds; empty columns are left out."""
+    rows = [
+        {"method": one.label, "budget": one.budget} | {m.column.key: m.write(one.values(m)) for m in METRICS}
+        for one in contenders
+    ]
+    return Table((*_FIRST, *(metric.column for metric in METRICS)), rows).filled()
 
 
-def _cell(metric: Metric, values: list[float]) -> str:
-    if not values:
-        return "–"
-    spread = stdev(values) if len(values) > 1 and metric.text is _short else 0.0
-    return metric.text(fmean(values)) + (f" ± {spread:.0e}".replace("e-0", "e-") if spread else "")
+def terminal_table(contenders: Sequence[Contender]) -> Table:
+    """The table for a terminal of 100 columns: without the columns that are for wide tables, in more lines."""
+    table = comparison_table(contenders)
+    wide = {metric.column.key for metric in METRICS if metric.wide}
+    rows = [
+        {key: text and text.replace(" ± ", "\n± ").replace(", ", ",\n") for key, text in row.items()}
+        for row in table.rows
+    ]
+    return replace(table, columns=[column for column in table.columns if column.key not in wide], rows=rows)
 
 
-def terminal_table(rows: Sequence[Row]) -> Table:
-    """The table for a terminal of 100 columns: without the columns that are for wide tables."""
-    from rich import box
-    from rich.table import Table
-
-    headings, lines = cells(rows, wide=False)
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold")
-    for line in lines:
-        table.add_row(*(cell.replace(" ± ", "\n± ").replace(", ", ",\n") for cell in line))
-    return table
-
-
-def markdown_table(rows: Sequence[Row]) -> str:
-    """The table for a document."""
-    headings, lines = cells(rows)
-    whole = [[heading.replace("\n", " ") for heading in headings], ["---"] * len(headings), *lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in whole) + "\n"
-
-
-def csv_table(rows: Sequence[Row]) -> str:
+def csv_table(contenders: Sequence[Contender]) -> str:
     """Every number of every seed, unrounded: one line a seed."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["method", "budget", "seed", *(metric.label.replace("\n", " ") for metric in METRICS)])
-    for row in rows:
-        for run in row.runs:
-            numbers = [metric.read(run) for metric in METRICS]
-            writer.writerow([row.label, row.budget, run.get("seed", ""), *numbers])
-    return file.getvalue()
+    head = ["method", "budget", "seed", *(metric.column.label.replace("\n", " ") for metric in METRICS)]
+    body = [
+        [one.label, one.budget, run.get("seed", ""), *(metric.read(run) for metric in METRICS)]
+        for one in contenders
+        for run in one.runs
+    ]
+    return csv_text([head, *body])
 
 
-def draw_comparison(rows: Sequence[Row], title: str) -> str:
+def draw_comparison(contenders: Sequence[Contender], title: str) -> str:
     """The figure as SVG: a panel a metric, a line a method, a dot a seed, and the mean with its standard deviation."""
-    used = [m for m in METRICS if sum(bool(row.values(m)) for row in rows) > len(rows) / 2]  # else, see the table
+    count = len(contenders)
+    used = [m for m in METRICS if sum(bool(one.values(m)) for one in contenders) > count / 2]  # else, see the table
     columns = min(4, len(used))
     lines = -(-len(used) // columns)
-    size = (2.4 * columns + 1.2, lines * (0.27 * len(rows) + 0.8) + 0.4)
+    size = (2.4 * columns + 1.2, lines * (0.27 * count + 0.8) + 0.4)
     with canvas(size) as figure:
         grid = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
         for axes in grid[len(used) :]:
             axes.set_visible(False)
         for axes, metric in zip(grid, used, strict=False):
-            _draw_panel(axes, metric, [row.values(metric) for row in rows])
-        grid[0].set_yticks(range(len(rows)), [row.label for row in rows])
-        grid[0].set_ylim(len(rows) - 0.4, -0.6)
+            _draw_panel(axes, metric, [one.values(metric) for one in contenders])
+        grid[0].set_yticks(range(count), [one.label for one in contenders])
+        grid[0].set_ylim(count - 0.4, -0.6)
         figure.suptitle(title, fontsize=10)
         return to_svg(figure)
 
@@ -168,7 +155,7 @@ def _draw_panel(axes: Any, metric: Metric, values: list[list[float]]) -> None:
         axes.plot(points, np.full(len(points), place), ".", color="0.6", markersize=4, zorder=2)
         ink = {"color": ORANGE if place == 0 else BLUE, "markersize": 4, "capsize": 2, "zorder": 3}
         axes.errorbar(mean, place, xerr=[[low], [spread]], fmt="o", **ink)
-    if metric.text is percent:
+    if metric.column.style == "percent":
         axes.set(xlim=(-0.05, 1.05), xticks=[0, 0.5, 1], xticklabels=["0", "50%", "100%"])
     elif not metric.log:
         axes.locator_params(axis="x", nbins=3)
@@ -185,4 +172,4 @@ def _long(metric: Metric) -> str:
         "gmean": "geometric mean",
         "max": "largest",
     }
-    return " ".join(words.get(word, word) for word in metric.label.split()) + metric.unit
+    return " ".join(words.get(word, word) for word in metric.column.label.split()) + metric.unit

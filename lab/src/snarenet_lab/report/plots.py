@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from snarenet.report.figures import BLUE, GREEN, ORANGE, Picture, canvas, log_axis, to_svg
-from snarenet.report.results import Cell, Table
+from snarenet_lab.report.results import Sheet
 
 Spec = dict[str, Any]
 
@@ -31,17 +31,17 @@ def axis(label: str, log: bool = False) -> Spec:
     return {"label": label, "log": log}
 
 
-def panels(name: str, caption: str, table: Table, keys: Sequence[str]) -> Spec:
-    """A panel for each of some columns of a table, with a line for each label, and a mark for each source."""
-    labels = list(dict.fromkeys(row.label for row in table.rows))
+def panels(name: str, caption: str, sheet: Sheet, keys: Sequence[str]) -> Spec:
+    """A panel for each of some columns of a sheet, with a line for each label, and a mark for each source."""
+    labels = list(dict.fromkeys(row.label for row in sheet.rows))
     found = []
-    for column in table.columns:
+    for column in sheet.columns:
         if column.key not in keys:
             continue
         marks = [
             {"row": labels.index(row.label), "source": row.source, "mean": cell.mean, "spread": cell.spread}
-            for row in table.rows
-            if (cell := row.cells.get(column.key, Cell())).mean is not None
+            for row in sheet.rows
+            if (cell := row.cell(column)).mean is not None
         ]
         if marks:
             unit = " (s)" if column.style == "seconds" else f" ({column.unit})" if column.unit else ""

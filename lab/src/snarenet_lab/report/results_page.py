@@ -6,17 +6,19 @@ The paper's rows are marked as such. Tables can be sorted, and taken along as La
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from snarenet.files import write_whole
 from snarenet.report.html import document, gallery, prose, section
 from snarenet.report.html import table as small_table
-from snarenet.report.plots import pictures
-from snarenet.report.results import MEANING, Results, Row, Table, latex, wide_csv, write
+from snarenet.report.tables import Column
 from snarenet.training.run import RunError
+from snarenet_lab.files import write_text
+from snarenet_lab.report.plots import pictures
+from snarenet_lab.report.results import MEANING, Results, Row, Sheet, latex, wide_csv
 
 _REPORT = "report.html"
 _ORDER = (
@@ -81,8 +83,7 @@ def write_results_page(folder: Path) -> Path:
     found = read_results(folder)
     if not found:
         raise RunError(f"{folder} holds no run (config.json), and no results of `snarenet reproduce` (nclp.json ...)")
-    page = _page(found, folder)
-    write_whole(folder / _REPORT, lambda file: file.write(page.encode()))
+    write_text(folder / _REPORT, _page(found, folder))
     return folder / _REPORT
 
 
@@ -101,7 +102,7 @@ def read_results(folder: Path) -> list[Results]:
 
 def _page(found: list[Results], folder: Path) -> str:
     links = "".join(f'<a href="#{escape(item.item)}">{escape(item.item)}</a>' for item in found)
-    rows = sum(len(table.rows) for item in found for table in item.tables)
+    rows = sum(len(sheet.rows) for item in found for sheet in item.sheets)
     budgets = ", ".join(dict.fromkeys(str(item.origin.get("budget", "?")) for item in found))
     legend = "".join(
         f'<li><span class="tag {source}">{source}</span> {prose(text)}</li>' for source, text in MEANING.items()
@@ -124,34 +125,33 @@ def _item(item: Results) -> str:
     parts = [
         f"<p>{prose(item.about)}</p>",
         f'<ul class="open">{remarks}</ul>' if remarks else "",
-        *(_table(item, table) for table in item.tables),
+        *(_table(item, sheet) for sheet in item.sheets),
         gallery([picture for spec in item.figures for picture in pictures(spec)]),
         _origin(item),
     ]
     return section(item.title, "\n".join(parts), item.item)
 
 
-def _table(item: Results, table: Table) -> str:
-    used = table.used()
-    heads = ["method", "source", "seeds", *(column.heading for column in used)]
-    head = "".join(f'<th scope="col" tabindex="0">{escape(text)}</th>' for text in heads)
-    labels = [None, *(row.label for row in table.rows)]
-    lines = "\n".join(_line(row, table, row.label != before) for row, before in zip(table.rows, labels, strict=False))
-    name = f"{item.item}-{table.key}"
-    files = {"CSV": ("csv", wide_csv(table), "text/csv"), "LaTeX": ("tex", latex(table), "text/plain")}
+def _table(item: Results, sheet: Sheet) -> str:
+    columns = sheet.table().columns
+    head = "".join(f'<th scope="col" tabindex="0">{escape(column.heading)}</th>' for column in columns)
+    used, labels = sheet.used(), [None, *(row.label for row in sheet.rows)]
+    lines = "\n".join(_line(row, used, row.label != before) for row, before in zip(sheet.rows, labels, strict=False))
+    name = f"{item.item}-{sheet.key}"
+    files = {"CSV": ("csv", wide_csv(sheet), "text/csv"), "LaTeX": ("tex", latex(sheet), "text/plain")}
     take = "".join(
         f'<a download="{escape(name)}.{suffix}" href="data:{kind};charset=utf-8,{quote(text)}">{label}</a>'
         for label, (suffix, text, kind) in files.items()
     )
-    commands = "\n".join(f"{row.label}, {row.source}: {row.command}" for row in table.rows if row.command)
+    commands = "\n".join(f"{row.label}, {row.source}: {row.command}" for row in sheet.rows if row.command)
     return "\n".join(
         [
-            f"<h3>{escape(table.title)}</h3>",
+            f"<h3>{escape(sheet.title)}</h3>",
             f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead>',
             f"<tbody>\n{lines}\n</tbody></table></div>",
-            f'<p class="quiet">{prose(table.note)}</p>' if table.note else "",
+            f'<p class="quiet">{prose(sheet.note)}</p>' if sheet.note else "",
             f'<p class="take">Take it along: {take}</p>',
-            f"<details><summary>LaTeX to copy</summary><pre>{escape(latex(table))}</pre></details>",
+            f"<details><summary>LaTeX to copy</summary><pre>{escape(latex(sheet))}</pre></details>",
             f"<details><summary>Commands of these rows, first seed</summary><pre>{escape(commands)}</pre></details>"
             if commands
             else "",
@@ -159,12 +159,12 @@ def _table(item: Results, table: Table) -> str:
     )
 
 
-def _line(row: Row, table: Table, first: bool) -> str:
+def _line(row: Row, columns: Sequence[Column], first: bool) -> str:
     cells = []
-    for column in table.used():
-        cell = row.cells.get(column.key)
-        mean = None if cell is None else cell.mean
-        cells.append(f'<td data-value="{"" if mean is None else repr(mean)}">{escape(write(row.cells, column))}</td>')
+    for column in columns:
+        cell = row.cell(column)
+        value = "" if cell.mean is None else repr(cell.mean)
+        cells.append(f'<td data-value="{value}">{escape(cell.write(column))}</td>')
     tag = f'<td class="from"><span class="tag {row.source}">{row.source}</span></td>'
     kind = " ".join(["paper"] * (row.source == "paper") + ["first"] * first)
     count = f'<td data-value="{row.done}">{escape(row.count)}</td>'
