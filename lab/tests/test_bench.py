@@ -241,6 +241,8 @@ class TestRobustness:
         assert rows["defaults", "1e-10"]["median steps"] <= rows["defaults", "1e-10"]["max steps"]
         assert rows["defaults", "1e-10"]["displacement"] > 0.1
         assert found.failure == ""
+        with pytest.raises(ValueError, match=r"`only` are nclp, σ = 0.5; .*, but got cones"):
+            robustness.measure(CPU, tmp_path, only="cones")
 
     def test_a_failure_is_said_after_the_table(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

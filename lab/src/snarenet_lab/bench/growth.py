@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snarenet.linalg import ConjugateGradients
+from snarenet import ConjugateGradients
 from snarenet.problems import load
 from snarenet.repair import repair
 from snarenet.report.figures import canvas, log_axis, to_svg

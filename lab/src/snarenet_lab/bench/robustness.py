@@ -60,11 +60,11 @@ def coupled_box(n: int, sigma: float, seed: int) -> Case:
     return sn.Box(-1.0, 1.0) & sn.Linear(a, equals=lambda x: x), sigma * normal(BATCH, n, seed=seed), x
 
 
-def families() -> dict[str, Callable[[int], Case]]:
-    """Functions of a seed, by the names of what they draw."""
+def families(device: torch.device) -> dict[str, Callable[[int], Case]]:
+    """Functions of a seed, by the names of what they draw; the problems of the paper are on the device already."""
 
     def quadratic(name: str, sigma: float) -> Callable[[int], Case]:
-        problem = sn.problems.load(name)
+        problem = sn.problems.load(name).to(device)
         return lambda seed: (problem.constraints, *start(problem, sigma, seed=seed))
 
     found = {}
@@ -92,7 +92,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def measure(
-    device: torch.device, out: Path, seeds: int = 5, rival_seeds: int = 1, only: Sequence[str] | None = None
+    device: torch.device, out: Path, seeds: int = 5, rival_seeds: int = 1, only: str | Sequence[str] | None = None
 ) -> Benchmark:
     """Repair all families; the defaults must not fail on a single sample.
 
@@ -101,18 +101,20 @@ def measure(
         out: nothing is kept there but the table.
         seeds: draws of the predictions for the defaults.
         rival_seeds: the same for the other methods.
-        only: the names of families; all of them unless given.
+        only: names in `families`, one or several; all of them unless given.
     """
-    chosen = {name: make for name, make in families().items() if only is None or name in only}
-    rows, failed = [], 0
-    for family, make in chosen.items():
+    known, rows, failed = families(device), [], 0
+    chosen = known if only is None else (only,) if isinstance(only, str) else only
+    if unknown := set(chosen) - set(known):
+        raise ValueError(f"`only` are {'; '.join(known)}, but got {'; '.join(sorted(unknown))}")
+    for family in chosen:
         for method, options in METHODS.items():
             mine = method.startswith("defaults")
             # from afar most of these cones end at their tips, where a norm has no derivative and steps are short
             patience = {"max_steps": 500} if "norms, σ = 30" in family else {}
             if not mine and "n = 1000" in family and method != "active rows":
                 continue  # a 1001 x 1001 system per sample and step
-            cases = (make(seed) for seed in range(seeds if mine else rival_seeds))
+            cases = (known[family](seed) for seed in range(seeds if mine else rival_seeds))
             failures, samples, *found = _attempts(cases, device, options | patience)
             failed += mine and failures > 0
             name = method.strip() + (", 500 steps" if patience else "")
