@@ -39,7 +39,8 @@ def polytope() -> sn.Constraints:
 def ellipsoids() -> sn.Constraints:
     """Rows with diagonal Hessians, and equalities that depend on x."""
     H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
-    return sn.Quadratic(H, G, upper=lambda x: 1 + x[:, :1].expand(-1, 3)) & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
+    curved = sn.Quadratic(H, G, upper=lambda x: 1 + x[:, :1].expand(-1, 3))
+    return curved & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
 
 
 def contradiction() -> sn.Constraints:
