@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,7 +56,6 @@ class OptNetLayer(Layer):
 
     title = "OptNet"
     recordable = False
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"mode": "lsqr"}, "fair": {"mode": "dense"}}
 
     def __init__(
         self,
