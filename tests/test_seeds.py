@@ -15,7 +15,7 @@ from snarenet.cli import main
 from snarenet.experiments import sweep as sweeping
 from snarenet.experiments.sweep import Job, results, sweep
 from snarenet.training import seeds as stacking
-from snarenet.training import trainer as training
+from snarenet.training import session as training
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon, orthogonalize
 from snarenet.training.step import Stepper, Totals

@@ -88,7 +88,7 @@ def evaluate_run(
 
 def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
     """Draw a run, or all results of a reproduction: one HTML page with figures and numbers."""
-    is_run = (folder / "config.json").exists()
+    is_run = Run.exists(folder)
     _say(f"The report is {write_report(folder) if is_run else write_results_page(folder)}")
 
 
@@ -232,8 +232,7 @@ def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str)
         reference_seconds=seconds,
         engine=None if reference is None else engine,
     )
-    run.write_json("evaluation.json", found.summary)
-    run.write_arrays("evaluation.npz", found.arrays)
+    run.save_evaluation(*found)
     Console().print(evaluation_table([(problem.name, found.summary)]))
 
 

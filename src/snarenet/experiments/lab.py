@@ -113,7 +113,7 @@ class Lab:
     def run(self, job: Job) -> Run | None:
         """The finished run of a job, if there is one."""
         folder = self.runs / job.name
-        return Run.open(folder) if (folder / "evaluation.json").exists() else None
+        return Run.open(folder) if Run.evaluated(folder) else None
 
     def evaluation(self, job: Job, tol: float | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """What a run's model achieves on the test instances at a tolerance: a summary, and arrays.

@@ -80,7 +80,7 @@ def write_results_page(folder: Path) -> Path:
     """Write `report.html` into a folder of results, and return its path."""
     found = read_results(folder)
     if not found:
-        raise RunError(f"{folder} holds no run (config.json), and no results of `snarenet reproduce` (nclp.json ...)")
+        raise RunError(f"{folder} holds no run, and no results of `snarenet reproduce` (nclp.json ...)")
     page = _page(found, folder)
     write_whole(folder / _REPORT, lambda file: file.write(page.encode()))
     return folder / _REPORT
