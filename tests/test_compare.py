@@ -33,8 +33,10 @@ class TestSweep:
         names = {job().name, job(1).name, job(lr=1e-3).name, Job("nclp", CONFIG).name, Job("qcqp", CONFIG, SIZES).name}
         assert len(names | {Job("nclp", CONFIG, SIZES, tol=1e-3).name}) == 6
         assert job(validate_every=2, checkpoint_seconds=5.0).name == job().name
-        assert Job("nclp", sn.TrainConfig()).name == "nclp-snare-seed0-163d291e1a"  # as ever: fields may be added
-        assert Job("qcqp", sn.TrainConfig(lr=1e-3, seed=4)).name == "qcqp-snare-seed4-b00cee5b43"
+        # as ever: fields may be added
+        assert Job("nclp", sn.TrainConfig(keep="last")).name == "nclp-snare-seed0-163d291e1a"
+        assert Job("nclp", sn.TrainConfig.recipe("paper", "nclp")).name == "nclp-snare-seed0-51e2303b90"
+        assert Job("qcqp", sn.TrainConfig(lr=1e-3, seed=4, keep="last")).name == "qcqp-snare-seed4-b00cee5b43"
 
     def test_done_work_is_not_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert sweep([job(), job(1)], tmp_path, quiet=True) == {}

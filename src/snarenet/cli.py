@@ -333,4 +333,5 @@ def _with_defaults(arguments: list[str]) -> Callable[..., None]:
     except (SystemExit, argparse.ArgumentError):
         seen = argparse.Namespace(recipe="best", method="snare", names=[])
     problem = next((name for name in seen.names[1:] if name in names()), "")
-    return partial(train, config=TrainConfig.recipe(seen.recipe, problem, method=seen.method))
+    method = seen.method if seen.method in METHODS else "snare"  # what is wrong with it, `TrainConfig` says later
+    return partial(train, config=TrainConfig.recipe(seen.recipe, problem, method=method))

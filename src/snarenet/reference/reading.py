@@ -17,11 +17,11 @@ def read_structure(problem: Problem, map: Map) -> Structured | str:
     """The program of a problem whose g is `map`, or a clause that says why only autograd can read it."""
     if not isinstance(problem, Separable) or type(problem).objective is not Separable.objective:
         return "its objective is not the one of `Separable`"
-    blocks = []
-    for part in _parts(map):
-        block = _read_rows(part, problem.size)
+    blocks, sets = [], getattr(problem.constraints, "parts", (problem.constraints,))
+    for part, rows in zip(sets, _parts(map), strict=True):
+        block = _read_rows(rows, problem.size)
         if block is None:
-            return f"its constraints have a {type(part).__name__} that is not linear or quadratic with shared matrices"
+            return f"its set `{type(part).__name__}` is not linear or quadratic in y, with matrices that all x share"
         blocks.append(block)
     return Structured(_array(problem.square), _array(problem.linear), _array(problem.sine), tuple(blocks))
 

@@ -104,11 +104,15 @@ _BEST_METHODS: dict[str, Fields] = {
     "hproj": {"penalty": 10.0},
     "fsnet": {"penalty": 10.0, "proximity": 0.1},
 }
+_NO_RELAXATION = {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}
 _PAPER_METHODS: dict[str, Fields] = {
-    **{
-        method: {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}
-        for method in ("soft", "dc3", "hproj", "optnet", "pinet", "fsnet", "hardnet++")
-    },
+    "soft": _NO_RELAXATION,
+    "dc3": _NO_RELAXATION,
+    "hproj": _NO_RELAXATION,
+    "optnet": _NO_RELAXATION,
+    "pinet": _NO_RELAXATION,
+    "fsnet": _NO_RELAXATION,
+    "hardnet++": _NO_RELAXATION,
     "hardnet": {"relaxation": "soft", "relax_epochs": 100, "setting": "paper"},
 }
 
