@@ -284,6 +284,14 @@ class TestRun:
         assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
         assert sn.Run.open(run.path).config == chosen
 
+    def test_too_few_instances_to_validate(self, tmp_path: Path) -> None:
+        family = problem(instances=5)
+        run = fit(tmp_path, family)
+        assert not any("valid" in line for line in run.metrics())
+        assert run.kept() == Kept(4, 4, None)
+        with pytest.raises(ValueError, match="nothing to evaluate: 5 instances leave none for 'valid'"):
+            sn.evaluate(run.load_model(family), family, "valid")
+
     def test_callbacks_see_every_line(self, tmp_path: Path) -> None:
         seen = []
         chosen, family = config(epochs=2), problem()
@@ -532,7 +540,7 @@ if not lead: save_file(model.state_dict(), {str(tmp_path / "other.safetensors")!
     @pytest.mark.parametrize(
         ("kept", "words"),
         [
-            (Kept(4, 4, None), "of the last epoch, 4: no validation found a feasible output."),
+            (Kept(4, 4, None), "of the last epoch, 4, as no validation found a feasible output."),
             (
                 Kept(4, 4, Score(1, 2.5, 4, 10)),
                 "epoch 4 of 4, the last, and the best .* (1 of 10 miss the tolerance, mean",
@@ -826,3 +834,17 @@ def test_a_recorded_step_is_the_step(tmp_path: Path, name: str) -> None:
         changes = {"batch": 20, "record": record, "precision": "float64", "relaxation": "adarel", "relax_epochs": 1}
         ends.append(fit(tmp_path / str(record), family, **changes).load_model(family)(family.split("test")))
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_recorded_steps_keep_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph goes on writing to the weights after the best of them were copied."""
+    scripted(SECOND, monkeypatch)
+    ends, changes = [], {"batch": 20, "precision": "float64", **CONSTANT}
+    for record in (0, 60):
+        family = sn.problems.load("nclp", **SIZES).cuda()
+        run = fit(tmp_path / str(record), family, record=record, **changes)
+        assert run.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        ends.append([run.load_model(family, keep=keep)(family.split("test")) for keep in ("best", "last")])
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(ends[1][0], ends[1][1], rtol=1e-2)

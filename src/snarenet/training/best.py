@@ -81,7 +81,7 @@ class Kept(NamedTuple):
     def sentence(self) -> str:
         """For people."""
         if self.best is None:
-            return f"The weights are those of the last epoch, {self.last}: no validation found a feasible output."
+            return f"The weights are those of the last epoch, {self.last}, as no validation found a feasible output."
         if self.epoch == self.best.epoch == self.last:
             words = f"the last, and the best on the validation instances ({self.best.words()})"
         elif self.epoch == self.best.epoch:

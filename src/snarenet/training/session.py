@@ -117,7 +117,7 @@ class Session:
             self.seconds += time.perf_counter() - begin  # of training alone
             done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
             lines = [{**done, **line, "seconds": self.seconds} for line in found]
-            if self.config.validates(self.epoch):
+            if self.config.validates(self.epoch) and len(self.problem.split("valid")):
                 for line, member in zip(lines, self.members, strict=True):
                     line |= self._validate(member, reference)
             yield lines
