@@ -325,10 +325,10 @@ class TestRun:
         assert torch.equal(loaded(family.split("test")), model(family.split("test")))
 
     def test_no_other_file_types_the_names_of_its_files(self) -> None:
-        source = Path(sn.__file__).parent
+        root = Path(sn.__file__).parents[2]
+        sources = [*root.glob("src/**/*.py"), *root.glob("lab/src/**/*.py")]
         names = "|".join(re.escape(name) for name in FILES if name != "report.html")  # other folders have one, too
-        typed = [file.name for file in source.rglob("*.py") if re.search(names, file.read_text())]
-        assert typed == ["run.py"]
+        assert [file.name for file in sources if re.search(names, file.read_text())] == ["run.py"]
 
     def test_a_folder_of_the_first_version(self, tmp_path: Path) -> None:
         """Written by snarenet 0.1: it loads, evaluates to the numbers that were noted then, and goes on."""
@@ -449,6 +449,8 @@ class TestKeep:
         run = fit(tmp_path, **CONSTANT)
         assert run.kept() == Kept(4, 4, None)
         assert not any("best" in line for line in run.metrics())
+        with pytest.raises(sn.RunError, match="has no best weights: no validation found a feasible output"):
+            run.load_model(keep="best")
 
     @pytest.mark.parametrize("changes", [{}, {"average": 0.8}], ids=str)
     def test_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem, load
 from snarenet.training.best import Kept
 from snarenet.training.config import TrainConfig
+from snarenet.training.parts.schedule import Keep
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
 _CHECKPOINT, _MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -38,9 +39,6 @@ FILES = {
     _INSTANCES: "results of every instance",
     _REPORT: "all of this on a page",
 }
-
-
-Keep = Literal["best", "last"]
 
 
 class RunError(RuntimeError):
@@ -171,6 +169,8 @@ class Run:
         if keep is None and (self.path / _MODEL).exists():
             return self.read_tensors(_MODEL)[0]
         groups, _ = self.read_checkpoint()
+        if keep == "best" and "best" not in groups:
+            raise RunError(f"{self.path} has no best weights: no validation found a feasible output")
         best = groups.get("best") if (keep or self.config.keep) == "best" else None
         return best or groups.get("average") or groups["model"]
 

@@ -73,15 +73,13 @@ class Session:
         self.average = self.config.build_average(self.model)
         each = windows(self.model)
         averages = [None] * len(runs) if self.average is None else windows(self.average.module)  # pyright: ignore
+        generators = [torch.Generator(self.device).manual_seed(run.config.seed) for run in runs]
         self.members = [
-            Member(run, model, averaged, self._generator(run.config.seed), self.config.build_relaxation())
-            for run, model, averaged in zip(runs, each, averages, strict=True)
+            Member(run, model, averaged, generator, self.config.build_relaxation())
+            for run, model, averaged, generator in zip(runs, each, averages, generators, strict=True)
         ]
         self.epoch, self.seconds = 0, 0.0
         group.broadcast(self.model.state_dict().values())
-
-    def _generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(seed)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -9,6 +9,8 @@ from typing import Literal
 from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.training.parts.base import Count, Part, Seconds, Size, Weight
 
+Keep = Literal["best", "last"]
+
 
 @dataclass(frozen=True)
 class Schedule(Part):
@@ -34,7 +36,7 @@ class Schedule(Part):
 
     validate_every: Size = 5
     """Epochs between two validations."""
-    keep: Literal["best", "last"] = "best"
+    keep: Keep = "best"
     """Which weights the trained model has: those of the validation with the fewest samples that missed the tolerance,
     and among these the lowest mean objective, or those of the last epoch (the paper). The checkpoint has both."""
     checkpoint_seconds: Seconds = 30.0
