@@ -27,7 +27,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
 
 PYTHON = os.environ.get("SNARENET_PINET_PYTHON", "")
 pytestmark = [
@@ -134,7 +134,7 @@ def ours(case: Case) -> dict[str, Tensor]:
 
 
 def random_case(seed: int) -> Case:
-    """Rows with one bound or two, equalities and a box, around points that obey them all."""
+    """QuadraticRows with one bound or two, equalities and a box, around points that obey them all."""
     n, batch = 12, 9
     A, C = draw(6, n, seed=seed), draw(3, n, seed=seed + 100)
     inside = draw(batch, n, seed=seed + 200, scale=0.3).clamp(-0.6, 0.6)
@@ -204,7 +204,7 @@ def nearest(case: Case) -> Tensor:
         torch.cat([case[rows], case["right"], *([case[of_y]] if of_y in case else [])], 1)
         for rows, of_y in (("lower", "low"), ("upper", "high"))
     )
-    solver = [Clarabel(Structured(np.ones(n), -y, np.zeros(n), (Rows(J.numpy()),))) for y in case["y"].numpy()]
+    solver = [Clarabel(Structured(np.ones(n), -y, np.zeros(n), (QuadraticRows(J.numpy()),))) for y in case["y"].numpy()]
     points = zip(solver, case["y"].numpy(), low.numpy(), high.numpy(), strict=True)
     return torch.from_numpy(np.stack([solve(y, lower, upper) for solve, y, lower, upper in points]))
 
