@@ -134,7 +134,7 @@ def ours(case: Case) -> dict[str, Tensor]:
 
 
 def random_case(seed: int) -> Case:
-    """QuadraticRows with one bound or two, equalities and a box, around points that obey them all."""
+    """Rows with one bound or two, equalities and a box, around points that obey them all."""
     n, batch = 12, 9
     A, C = draw(6, n, seed=seed), draw(3, n, seed=seed + 100)
     inside = draw(batch, n, seed=seed + 200, scale=0.3).clamp(-0.6, 0.6)
