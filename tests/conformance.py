@@ -113,10 +113,11 @@ class Conformance:
         map = case.constraints.at(case.y, case.x).map
         J = autograd_jacobian(lambda y: case.formula(y, case.x))(case.y)
         t, w = draw(*case.y.shape, seed=1), draw(BATCH, map.rows, seed=2)
-        push, pull = map.linearize(case.y)
-        for Jt in (map.jvp(case.y, t), push(t)):
+        fresh, formed = map.linearize(case.y), map.linearize(case.y)
+        assert_equal(formed.jacobian.expand(J.shape), J, 1e-12)
+        for Jt in (map.jvp(case.y, t), fresh.jvp(t), formed.jvp(t)):
             assert_equal(Jt, torch.einsum("bmn,bn->bm", J, t), 1e-12)
-        for Jw in (map.vjp(case.y, w), pull(w)):
+        for Jw in (map.vjp(case.y, w), fresh.vjp(w), formed.vjp(w)):
             assert_equal(Jw, torch.einsum("bmn,bm->bn", J, w), 1e-12)
         assert_equal(map.row_norms(case.y), J.square().sum(-1), 1e-12)
 

@@ -176,13 +176,13 @@ class TestQuadraticWhole(Conformance):
 
 class TestQuadraticOfX(Conformance):
     def case(self) -> Case:
-        def bend(x: Tensor) -> Tensor:
+        def diagonals(x: Tensor) -> Tensor:
             return x.unsqueeze(1) * torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
 
         G = draw(BATCH, 2, 4, seed=1)
         return Case(
-            sn.Quadratic(bend, G, upper=0.2),
-            lambda y, x: (bend(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
+            sn.Quadratic(diagonals, G, upper=0.2),
+            lambda y, x: (diagonals(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
             lambda x: -INF,
             number(0.2),
             draw(BATCH, 4, seed=2),
@@ -299,6 +299,30 @@ class TestNonlinearWithJacobian(Conformance):
             number(1.0),
             draw(BATCH, 4, seed=2, scale=2),
             draw(BATCH, 2, seed=3, scale=0.1),
+        )
+
+
+class TestNonlinearWithJacobianAndClosure(Conformance):
+    """What a given Jacobian and its function captured, a leaf and the result of a computation, gets its gradients."""
+
+    def case(self) -> Case:
+        a, b = draw(4, seed=1).requires_grad_(), draw(4, seed=2).requires_grad_()
+        square = b.square()
+
+        def g(y: Tensor, x: None) -> Tensor:
+            return torch.stack([(a.to(y) * y).sum(1) + (square.to(y) * y.square()).sum(1), y.cos() @ a.to(y)], 1)
+
+        def jacobian(y: Tensor, x: None) -> Tensor:
+            return torch.stack([a.to(y) + 2 * square.to(y) * y, -y.sin() * a.to(y)], 1)
+
+        return Case(
+            sn.Nonlinear(g, rows=2, upper=0.8, jacobian=jacobian),
+            g,
+            lambda x: -INF,
+            number(0.8),
+            draw(BATCH, 4, seed=3, scale=2),
+            tensors=[a],
+            hidden=[b],
         )
 
 

@@ -71,7 +71,7 @@ def repair(
         rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
         nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
             constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
-            damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that bend along the axes, or depend on
+            damping does for the rest, such as `Annealed(1e-3, 0.1)`. With diagonal Hessians, or rows that depend on
             x, they are of Newton's method, 10 to 26, and the projection is exact, or, where it was not found, not made.
             Next to other rows only those that are linear and constant count.
         weights: (n,) positive numbers, how dear it is to move each variable: `nearest` then measures distances by

@@ -50,7 +50,7 @@ class _Rows(NamedTuple):
 def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
     """Points (B, n) near the projections of y.
 
-    Where all rows bend at most along the axes, and some are not constant and linear, these are the projections onto all
+    Where all rows have diagonal Hessians, and some are not constant and linear, these are the projections onto all
     rows, by `project`; else onto the constant linear rows, by ADMM, and y itself if there are none. `weights` (n,) are
     those of the squared distance, one for each variable; equal unless given.
     """
@@ -58,7 +58,7 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
         memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
     parts = instance.map.parts
     chosen = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap) or is_constant(part)]
-    if len(chosen) < len(parts) and instance.map.separable:
+    if len(chosen) < len(parts) and instance.map.diagonal_hessian:
         return project(memo, instance, y, iterations, weights)
     if not chosen:
         return y

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance, Linear
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
-from snarenet.constraints.sparse import SparseMap
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, SparseMap, StackedMap
 from snarenet.damping import Damping
 from snarenet.linalg import ConjugateGradients, Spectrum
 from snarenet.memo import Memo

@@ -94,7 +94,7 @@ class TrainConfig:
     """Factor of the damping from step to step."""
     nearest: int = 0
     """Iterations towards the nearest point of the set before the repair, see `repair`: much smaller gaps where the
-    constraints are linear (35, with a damping that starts at 1e-3 with a ratio of 0.1) or bend along the axes (26)."""
+    constraints are linear (35, with a damping that starts at 1e-3, ratio 0.1) or have diagonal Hessians (26)."""
     curvature: bool = False
     """Let "nearest" weigh each variable by the second derivative of the objective, where the problem knows them."""
     rows: Literal["auto", "all", "active"] = "auto"
