@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import draw
-from textbook import autograd_jacobian, textbook_repair
 from torch import Tensor
 
 import snarenet as sn
@@ -20,6 +18,7 @@ from snarenet.bench import __main__ as without_tyro
 from snarenet.bench import common, growth, scaling
 from snarenet.bench import repair as one_repair
 from snarenet.bench.authors import repair_as_authors
+from snarenet.testing import autograd_jacobian, draw, textbook_repair
 
 CPU = torch.device("cpu")
 TINY = {"size": 12, "inequalities": 4, "equalities": 3, "instances": 120}

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.testing import draw
 
 A = draw(2, 3)
 y = draw(4, 3, seed=1)
@@ -90,7 +90,7 @@ def subclass_without_rows() -> sn.Constraints:
         (sn.Box(0.0, 1.0), torch.ones(2, 3, dtype=torch.long), None, TypeError, "`y` must be a floating-point"),
         (sn.Linear(A, equals=lambda x: x), y, None, ValueError, "`equals` is a function of x, but no x was given"),
         (sn.Linear(lambda x: x["a"], upper=1.0), y, None, ValueError, "`A` is a function of x, but no x was given"),
-        (sn.Linear(A, equals=lambda x: x), y, draw(5, 2), ValueError, "expected 4 rows as in `y`, but got shape"),
+        (sn.Linear(A, equals=lambda x: x), y, draw(5, 2), ValueError, "expected 4 samples as in `y`, but got shape"),
         (sn.Linear(A, equals=lambda x: x), y, draw(4, 3), ValueError, r"`lower` must have shape \(2\) or \(4, 2\)"),
         (sn.Linear(A, equals=lambda x: x[:, 0]), y, draw(4, 2), ValueError, r"`equals\(x\)` must return \(B, rows\)"),
         (sn.Linear(A, lower=lambda x: x, upper=0.0), y, draw(4, 2).abs(), ValueError, "`lower` <= `upper`"),

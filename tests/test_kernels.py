@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from emulation import emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.repair import curved, fused, kernels
+from snarenet.testing import assert_equal, draw
 
 BATCH = 7  # not a multiple of a block's samples
 Build = Callable[[], sn.Constraints]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.constraints.maps import FunctionMap, Linearization, LinearMap, QuadraticMap, StackedMap
+from snarenet.testing import draw
 
 
 def chain(y: Tensor, x: None = None) -> Tensor:

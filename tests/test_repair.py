@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,6 +27,7 @@ from snarenet.linalg import (
 from snarenet.memo import Memo
 from snarenet.repair.spaces import ConstraintSpace, OutputSpace
 from snarenet.repair.structure import choose_space
+from snarenet.testing import assert_equal, draw, gradients
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
