@@ -37,6 +37,11 @@ class Map(ABC):
     diagonal_hessian: bool = False  # the Hessian of every row is diagonal and constant; `hessian_diagonal` has it
 
     @property
+    def constant(self) -> bool:
+        """Is it linear, with the same matrix for all samples and all training steps?"""
+        return False
+
+    @property
     def parts(self) -> tuple[Map, ...]:
         """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
         return (self,)

@@ -19,7 +19,6 @@ class LinearMap(Map):
 
     @property
     def constant(self) -> bool:
-        """Do all samples, and all training steps, share A?"""
         return self.A.ndim == 2 and not self.A.requires_grad
 
     def value(self, y: Tensor) -> Tensor:
@@ -59,6 +58,10 @@ class IdentityMap(Map):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+
+    @property
+    def constant(self) -> bool:
+        return True
 
     def value(self, y: Tensor) -> Tensor:
         return y
