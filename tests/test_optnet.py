@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.optnet import OptNetLayer
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw
 
 pytest.importorskip("cvxpylayers")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of cvxpylayers

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conformance import draw, gradients
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw, gradients
 from snarenet.training.recipes import settings
 
 N, BATCH = 6, 7

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw
 
 PYTHON = os.environ.get("SNARENET_PINET_PYTHON", "")
 pytestmark = [

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
@@ -19,6 +18,7 @@ from snarenet.problems.separable import Separable
 from snarenet.reference import ENGINES, Reference, solve, solving
 from snarenet.reference.program import QuadraticRows, Structured
 from snarenet.reference.store import Store
+from snarenet.testing import draw
 
 for extra in ("casadi", "clarabel", "scipy", "threadpoolctl"):
     pytest.importorskip(extra)
