@@ -172,15 +172,15 @@ def pivoted_order(C: Tensor) -> Tensor:
     return torch.tensor(partial + sorted(picked))
 
 
-def random_order(C: Tensor, seed: int) -> Tensor:
-    """The partial variables, then the others, drawn as the paper's code draws them."""
+def random_order(C: Tensor, seed: int, condition: float = _CONDITION) -> Tensor:
+    """The partial variables, then the others, drawn as the paper's code draws them, and again above this condition."""
     m, n = C.shape
     draw = np.random.RandomState(seed)
     for _ in range(_ATTEMPTS):
         partial = torch.from_numpy(draw.choice(n, n - m, replace=False))
         others = torch.ones(n, dtype=torch.bool).index_fill(0, partial, False).nonzero().squeeze(1)
         square = C[:, others]
-        if torch.linalg.det(square).abs() >= _DETERMINANT and torch.linalg.cond(square) <= _CONDITION:
+        if torch.linalg.det(square).abs() >= _DETERMINANT and torch.linalg.cond(square) <= condition:
             return torch.cat([partial, others])
     raise ValueError(f"none of {_ATTEMPTS} random choices of the partial variables can be completed; use 'pivoted'")
 
