@@ -7,28 +7,34 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.
 
 .PHONY: demo test lint bench clean
 
-demo: $(VENV)/.plots $(VENV)/.solvers
+demo: $(VENV)/.demo
 	$(BIN)/snarenet demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
-lint: $(VENV)/.dev $(VENV)/.test
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config lab/pyproject.toml
 
 bench: $(VENV)/.bench
 	$(BIN)/snarenet bench repair --device cpu
-	$(BIN)/python benchmarks/robustness.py
+	$(BIN)/snarenet bench robustness --device cpu
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# one stamp for each extra that has been installed
-$(VENV)/.%: pyproject.toml pins.txt | $(VENV)/bin/python
-	$(PIP) -e '.[$*]'
+# what each of them needs of the library and of its lab; one stamp for each that has been installed
+NEEDS.demo = -e '.[plots,solvers]'
+NEEDS.test = -e '.[test]' -e ./lab
+NEEDS.dev = -e '.[dev,test]' -e ./lab
+NEEDS.bench = -e . -e './lab[bench]'
+
+$(VENV)/.%: pyproject.toml lab/pyproject.toml pins.txt | $(VENV)/bin/python
+	$(PIP) $(NEEDS.$*)
 	@touch $@
 
 clean:

@@ -20,7 +20,6 @@ static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 #define __global__
 #define __launch_bounds__(...)
 #define SHARED_MEMORY(name) real* name = (real*)emulated_memory
-#include COMMON
 #include SOURCE
 
 template <typename... A, std::size_t... I>

@@ -16,9 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from snarenet.repair import curved, fused, kernels
-from snarenet.repair.kernels import nvrtc
-from snarenet.repair.kernels.nvrtc import Argument
+from snarenet.repair.gpu import blocks, launching, nvrtc, rows
+from snarenet.repair.gpu.nvrtc import Argument
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -47,17 +46,18 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_doub
 @functools.cache
 def _build(name: str, options: tuple[str, ...]) -> str:
     """The shared library of a source file, kept from one test run to the next."""
-    header, (common, source) = Path(__file__).with_suffix(".h"), nvrtc.sources(name)
-    text = b"".join(path.read_bytes() for path in (header, common, source))
+    header, source = Path(__file__).with_suffix(".h"), nvrtc.folder() / f"{name}.cu"
+    included = sorted(nvrtc.folder().glob("*.cuh"))
+    text = b"".join(path.read_bytes() for path in (header, *included, source))
     key = hashlib.sha256(text + repr(options).encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"snarenet-emulation-{key}.so"
     if not library.exists():
-        code = source.read_text()
+        code = "".join(path.read_text() for path in (*included, source) if path.name in _includes(source))
         names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(', code)
         names += [f"{base}{s}" for base in re.findall(r"(\w+)##S\(", code) for s in (1, 2, 4)]
         entries = " ".join(f"ENTRY({kernel})" for kernel in names if f"{kernel}##S" not in code)
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-x", "c++"]
-        command += [str(header), f'-DCOMMON="{common}"', f'-DSOURCE="{source}"', f"-DENTRIES={entries}", *options]
+        command += [str(header), f'-DSOURCE="{source}"', f"-DENTRIES={entries}", f"-I{nvrtc.folder()}", *options]
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([*command, "-o", f"{folder}/emulation.so"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
@@ -65,19 +65,27 @@ def _build(name: str, options: tuple[str, ...]) -> str:
     return str(library)
 
 
+def _includes(source: Path) -> set[str]:
+    """The names of a source file and of all that it includes."""
+    found = {source.name}
+    for name in re.findall(r'#include "(\w+\.cuh)"', source.read_text()):
+        found |= _includes(source.with_name(name))
+    return found
+
+
 def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
     """From now on the kernels run, emulated; the names of those that ran are in the list."""
     ran: list[str] = []
 
     @functools.cache
-    def load(name: str, dtype: torch.dtype, device: torch.device) -> Emulation:
-        return Emulation(name, kernels.definitions(dtype), ran)
+    def load(name: str, dtype: torch.dtype, device: torch.device, **numbers: int) -> Emulation:
+        return Emulation(name, launching.definitions(dtype, **numbers), ran)
 
-    patch.setattr(kernels, "supported", lambda tensor: tensor.numel() > 0 and not torch.compiler.is_compiling())
-    patch.setattr(kernels, "most_shared", lambda tensor: 2**20)
-    patch.setattr(curved, "_THREADS", threads)
-    patch.setattr(fused, "_THREADS", threads)
-    patch.setattr(kernels, "load", load)
+    patch.setattr(launching, "supported", lambda tensor: tensor.numel() > 0 and not torch.compiler.is_compiling())
+    patch.setattr(launching, "most_shared", lambda tensor: 2**20)
+    patch.setattr(rows, "THREADS", threads)
+    patch.setattr(blocks, "THREADS", threads)
+    patch.setattr(launching, "load", load)
     return ran
 
 
@@ -93,7 +101,7 @@ def use_kernels(patch: pytest.MonkeyPatch, device: str, on: bool = True) -> list
         return emulate(patch)
     ran: list[str] = []
     if not on:
-        patch.setattr(kernels, "supported", lambda tensor: False)
+        patch.setattr(launching, "supported", lambda tensor: False)
         return ran
     launch = nvrtc.Kernels.launch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,4 +147,51 @@ def test_cbf(tmp_path: Path) -> None:
 
 def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli._device("auto") == torch.device("cpu")
+    assert cli.find_device("auto") == torch.device("cpu")
+
+
+class TestWithoutTheLab:
+    @pytest.fixture(autouse=True)
+    def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cli, "entry_points", lambda group: [])
+
+    @pytest.mark.parametrize("command", cli.LAB)
+    def test_its_commands_say_how_to_get_it(self, capsys: pytest.CaptureFixture[str], command: str) -> None:
+        said = refused(capsys, command, "nclp", "--any", "thing")
+        assert said == (
+            f"snarenet: {command} is a command of snarenet-lab, which is not installed; in a clone of the repository: "
+            "pip install ./lab"
+        )
+
+    def test_help_mentions_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            run("--help")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "compare, reproduce, bench: commands of snarenet-lab, which is not installed" in printed
+
+    def test_a_report_of_a_reproduction(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        said = refused(capsys, "report", tmp_path)
+        assert said.endswith(
+            "made by snarenet-lab, which is not installed; in a clone of the repository: pip install ./lab"
+        )
+
+
+def test_commands_of_installed_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are loaded only where they may be needed: a broken package does not break the library's own commands."""
+    loaded: list[str] = []
+
+    def hello(name: str) -> None:
+        """Say hello."""
+        print(f"hello {name}")
+
+    def entry() -> object:
+        loaded.append("hello")
+        return hello
+
+    found = {"snarenet.commands": [SimpleNamespace(name="hello", load=entry)]}
+    monkeypatch.setattr(cli, "entry_points", lambda group: found.get(group, []))
+    refused(capsys, "evaluate", "nowhere")
+    assert loaded == []
+    run("hello", "--name", "you")
+    assert capsys.readouterr().out == "hello you\n"
+    assert loaded == ["hello"]

@@ -14,7 +14,9 @@ from emulation import emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.repair import curved, fused, kernels
+from snarenet.repair import scale
+from snarenet.repair.gpu import blocks, curved, launching
+from snarenet.repair.gpu import rows as packing
 
 BATCH = 7  # not a multiple of a block's samples
 Build = Callable[[], sn.Constraints]
@@ -89,22 +91,22 @@ def assert_agree(
 
 
 @on_devices
-@pytest.mark.parametrize("most_rows", [fused.MOST_ROWS, 0], ids=["at once", "step by step"])
+@pytest.mark.parametrize("most_rows", [blocks.MOST_ROWS, 0], ids=["at once", "step by step"])
 class TestLinear:
     @pytest.mark.parametrize("damping", [0.01, 0.0, sn.Annealed(), sn.Annealed(floor=0.1)], ids=str)
     @pytest.mark.parametrize("bad", [False, True])
     def test_equal_to_the_loop(self, monkeypatch, device: str, most_rows: int, damping, bad: bool) -> None:
-        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        monkeypatch.setattr(blocks, "MOST_ROWS", most_rows)
         solution = assert_agree(monkeypatch, polytope, device, damping=damping, rows="all", bad=bad)
         assert bool((solution.steps > (damping != 0)).any())
 
     def test_too_few_steps(self, monkeypatch, device: str, most_rows: int) -> None:
-        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        monkeypatch.setattr(blocks, "MOST_ROWS", most_rows)
         solution = assert_agree(monkeypatch, polytope, device, damping=0.1, rows="all", max_steps=3)
         assert (solution.status == int(sn.Status.MAX_STEPS)).any()
 
     def test_without_gradients(self, monkeypatch, device: str, most_rows: int) -> None:
-        monkeypatch.setattr(fused, "MOST_ROWS", most_rows)
+        monkeypatch.setattr(blocks, "MOST_ROWS", most_rows)
         use_kernels(monkeypatch, device)
         constraints = polytope().to(device)
         y, x = draw(BATCH, 20, seed=3, scale=3).to(device), draw(BATCH, 4, seed=4).to(device)
@@ -114,9 +116,9 @@ class TestLinear:
 
 
 @on_devices
-@pytest.mark.parametrize("blocks", [2, 4, 7], ids=["four a block", "two a block", "one a block"])
-def test_samples_of_a_block(monkeypatch, device: str, blocks: int) -> None:
-    monkeypatch.setattr(fused, "_BLOCKS", blocks)
+@pytest.mark.parametrize("count", [2, 4, 7], ids=["four a block", "two a block", "one a block"])
+def test_samples_of_a_block(monkeypatch, device: str, count: int) -> None:
+    monkeypatch.setattr(blocks, "_BLOCKS", count)
     assert assert_agree(monkeypatch, polytope, device).converged.all()
     assert assert_agree(monkeypatch, polytope, device, nearest=6).converged.all()
 
@@ -169,7 +171,7 @@ class TestProjection:
             with monkeypatch.context() as patch:
                 ran = use_kernels(patch, device)
                 if little:
-                    patch.setattr(curved, "room", lambda rows, y, blocks: 12 if blocks == 2 else most or rows.kept)
+                    patch.setattr(packing, "room", lambda rows, y, blocks: 12 if blocks == 2 else most or rows.kept)
                 found.append(repaired(curved_set, device, nearest=12, max_steps=0))
                 assert ran.count("search") == (2 if little else 1)
         (mine, my_gradients), (theirs, their_gradients) = found
@@ -180,13 +182,12 @@ class TestProjection:
         assert_equal(my_gradients[0][there], their_gradients[0][there], 1e-12)
 
     def test_room(self, monkeypatch, device: str) -> None:
-        y = torch.zeros(1, 8, dtype=torch.float64, device=device)
-        rows = curved.Rows(y, 8, 20, 0, 0)
-        need = [curved._shared_bytes(8, 20, 0, used, y) for used in range(21)]
+        y, need = torch.zeros(1, 8, dtype=torch.float64, device=device), tuple(range(5000, 7100, 100))
+        rows = packing.PackedRows(y, 8, 20, 0, 0, need)
         for memory, whole, half in ((need[20], 20, 0), (2 * need[5] + 1024, 10, 5), (need[0] - 1, 0, 0)):
-            monkeypatch.setattr(kernels, "most_shared", lambda tensor, memory=memory: memory)
-            assert curved.room(rows, y, 2) == half
-            assert curved.room(rows, y, 1) >= whole
+            monkeypatch.setattr(launching, "most_shared", lambda tensor, memory=memory: memory)
+            assert packing.room(rows, y, 2) == half
+            assert packing.room(rows, y, 1) >= whole
 
 
 @on_devices
@@ -248,10 +249,10 @@ class TestCurved:
 
     def test_short_rows_have_a_share_of_the_mean(self, monkeypatch, device: str) -> None:
         """With a share that counts, its gradient does, too."""
-        monkeypatch.setattr(kernels, "VANISHING", 0.8)
-        kernels.load.cache_clear()
+        monkeypatch.setattr(scale, "VANISHING", 0.8)
+        launching.load.cache_clear()
         assert assert_agree(monkeypatch, curved_set, device).converged.all()
-        kernels.load.cache_clear()
+        launching.load.cache_clear()
 
     def test_more_rows_than_a_word_has_bits(self, monkeypatch, device: str) -> None:
         solution = assert_agree(monkeypatch, lambda: curved_set(36, 44), device, max_steps=12)
@@ -279,7 +280,7 @@ class TestCurved:
             (sn.Nonlinear(lambda y, x: y.square(), rows=6, upper=1.0), False),
         ):
             y = draw(2, 6, seed=3)
-            assert curved.suits(constraints.at(y, y).map) is suits
+            assert packing.suits(constraints.at(y, y).map) is suits
 
 
 @needs_compiler

@@ -102,22 +102,3 @@ def test_a_layer_may_choose_it(rows: str) -> None:
     layer = sn.SnareLayer(constraints, rows=rows, solver=sn.ConjugateGradients())
     y = draw(5, 100, seed=1, scale=2)
     assert constraints.violation(layer(y)).max() <= 1e-8
-
-
-@pytest.mark.slow
-def test_five_thousand_variables() -> None:
-    """n = 5,000 and m = 2,000 nonlinear rows, in less memory than one Jacobian of the batch."""
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-    from matrix_free import waves
-
-    from snarenet.bench.common import peak_growth_mib
-
-    constraints = waves(5000, 2000)
-    y = draw(4, 5000, scale=2)
-    solutions = []
-    memory = peak_growth_mib(lambda: solutions.append(sn.repair(constraints, y, solver=sn.ConjugateGradients())))
-    assert solutions[0].converged.all()
-    assert memory < 8 * 4 * 2000 * 5000 / 2**20

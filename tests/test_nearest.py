@@ -175,7 +175,7 @@ def test_the_option_reaches_the_layer() -> None:
     config = sn.TrainConfig(nearest=20, damping_start=1e-3, damping_ratio=0.1)
     problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
     layer = config.build_layer(problem)
-    assert layer.nearest == 20
+    assert layer.options.nearest == 20
     x = problem.split("test")
     y = draw(len(x), 8, seed=1, scale=2)
     expected = sn.repair(problem.constraints, y, x, nearest=20, damping=FINISH, rescue=True)

@@ -48,3 +48,21 @@ def test_import_layers() -> None:
 def test_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "snarenet", "--help"], capture_output=True, text=True, check=True)
     assert "demo" in done.stdout
+
+
+def test_the_library_imports_nothing_of_its_lab() -> None:
+    """No module of it, not even where one is imported late."""
+    python("""
+import importlib, pkgutil, sys
+sys.modules["snarenet_lab"] = None
+import snarenet
+for module in pkgutil.walk_packages(snarenet.__path__, "snarenet."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+""")
+    sources = (ROOT / "src").rglob("*.py")
+    assert [file.name for file in sources if "snarenet_lab" in file.read_text()] == []
+
+
+def test_the_wheel_is_typed() -> None:
+    assert (Path(sn.__file__).parent / "py.typed").exists()

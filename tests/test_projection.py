@@ -9,7 +9,7 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers import PiNetLayer
-from snarenet.repair import projection
+from snarenet.repair.start import active_set
 
 FINISH = sn.Annealed(1e-3, 0.1)
 N = 8
@@ -37,7 +37,7 @@ METRICS = pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "wei
 def project(
     constraints: sn.Constraints, y: Tensor, x: Tensor, weights: Tensor | None = None, count: int = 60
 ) -> Tensor:
-    return projection.project(constraints.memo, constraints.at(y, x), y, count, weights)
+    return active_set.project(constraints.at(y, x), y, count, weights, active_set.search)
 
 
 @SETS
@@ -71,8 +71,8 @@ class TestOptimality:
         self, constraints: sn.Constraints, weights: Tensor | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         expected = project(constraints, Y, X, weights)
-        monkeypatch.setattr(projection, "tracing", lambda: True)
-        monkeypatch.setattr("snarenet.linalg.tracing", lambda: True)
+        monkeypatch.setattr(active_set, "tracing", lambda: True)
+        monkeypatch.setattr("snarenet.linalg.dense.tracing", lambda: True)
         assert_equal(project(constraints, Y, X, weights), expected, 1e-9)
 
     def test_samples_do_not_know_each_other(self, constraints: sn.Constraints, weights: Tensor | None) -> None:
@@ -153,7 +153,7 @@ class TestInRepair:
             torch.ones(1, N), torch.zeros(1, N), upper=1.0
         )
         y = (Y * torch.logspace(0, 160, len(Y), dtype=torch.float64).unsqueeze(1)).requires_grad_()
-        z = projection.project(nothing.memo, nothing.at(y), y, count)
+        z = active_set.project(nothing.at(y), y, count, None, active_set.search)
         assert z.isfinite().all()
         (gradient,) = torch.autograd.grad(z.sum(), y)
         assert gradient.isfinite().all()

@@ -13,7 +13,7 @@ from emulation import on_a_gpu
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.repair.recording import Recorder
+from snarenet.repair.gpu.graphs import Recorder
 
 
 @pytest.fixture

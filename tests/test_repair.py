@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import snarenet as sn
-from snarenet import linalg
-from snarenet.constraints.data import Memo
 from snarenet.linalg import (
     Dual,
     EliminatedBox,
@@ -24,13 +21,21 @@ from snarenet.linalg import (
     Spectrum,
     cholesky,
     cholesky_solve,
+    dense,
+    eliminate,
+    systems,
 )
-from snarenet.repair.spaces import ConstraintSpace, OutputSpace
-from snarenet.repair.structure import choose_space
+from snarenet.memo import Memo
+from snarenet.repair import options
+from snarenet.repair.choose import choose
+from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.options import Options
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
-    return choose_space(Memo(), constraints.at(y, x), y, sn.Annealed(), rows, krylov, math.inf)[0]
+    engine = choose(Options(rows=rows, solver=krylov or "auto"), Memo(), constraints.at(y, x), y).engine
+    assert isinstance(engine, Loop)
+    return engine.space
 
 
 def two_disks() -> sn.Nonlinear:
@@ -128,9 +133,9 @@ class TestStructure:
 class TestEliminated:
     def test_matrices_are_the_formulas(self) -> None:
         spectrum = Spectrum(draw(3, 7, seed=1), draw(3, seed=2).square() + 0.1)
-        mine, formulas = spectrum.eliminated(0.3), EliminatedSpectrum(spectrum, 0.3)
+        mine, formulas = eliminate(spectrum, 0.3), EliminatedSpectrum(spectrum, 0.3)
         assert isinstance(mine, EliminatedMatrices)
-        assert spectrum.eliminated(0.3) is mine
+        assert eliminate(spectrum, 0.3) is mine
         v, r, J = draw(5, 7, seed=3), draw(5, 3, seed=4), draw(5, 2, 7, seed=5)
         for name, argument in (("step", r), ("shrink", v), ("root", J), ("multipliers", v)):
             assert_equal(getattr(mine, name)(argument), getattr(formulas, name)(argument), 1e-12)
@@ -139,25 +144,26 @@ class TestEliminated:
         """P = (I + A' diag(damping scale)^-1 A)^-1, and root is its symmetric root."""
         A, scale = draw(3, 7, seed=1), draw(3, seed=2).square() + 0.1
         inverse = torch.linalg.inv(torch.eye(7, dtype=A.dtype) + A.T @ torch.diag(1 / (0.3 * scale)) @ A)
-        eliminated, eye = Spectrum(A, scale).eliminated(0.3), torch.eye(7, dtype=A.dtype)
+        eliminated, eye = eliminate(Spectrum(A, scale), 0.3), torch.eye(7, dtype=A.dtype)
         assert_equal(eliminated.shrink(eye), inverse, 1e-12)
         assert_equal(eliminated.root(eye) @ eliminated.root(eye), inverse, 1e-12)
 
     def test_nothing_is_kept_that_a_graph_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
         spectrum = Spectrum(draw(3, 7, seed=1), torch.ones(3, dtype=torch.float64))
         before = spectrum.transfer(draw(2, 3), 0.5)
-        monkeypatch.setattr(linalg, "tracing", lambda: True)
-        assert isinstance(spectrum.eliminated(0.3), EliminatedSpectrum)
+        for module in ("spectrum", "eliminated"):
+            monkeypatch.setattr(f"snarenet.linalg.{module}.tracing", lambda: True)
+        assert isinstance(eliminate(spectrum, 0.3), EliminatedSpectrum)
         assert_equal(spectrum.transfers((0.5,))[0], spectrum.transfer(torch.eye(3, dtype=torch.float64), 0.5), 1e-14)
         assert_equal(spectrum.transfer(draw(2, 3), 0.7), spectrum.transfer(draw(2, 3), 0.7), 0.0)
-        assert (list(spectrum._transfers), spectrum._stacks, spectrum._eliminated) == ([0.5], {}, {})
+        assert (list(spectrum._transfers), spectrum._stacks, spectrum.memo) == ([0.5], {}, {})
         assert_equal(spectrum.transfer(draw(2, 3), 0.5), before, 0.0)
 
 
 @pytest.mark.parametrize("inverted", [False, True])
 def test_a_factor_solves_its_system(monkeypatch: pytest.MonkeyPatch, inverted: bool) -> None:
     """As a triangle, or, as on a GPU, inverted."""
-    monkeypatch.setattr(linalg, "_inverted", lambda factor: inverted)
+    monkeypatch.setattr(dense, "_inverted", lambda factor: inverted)
     root, rhs = draw(4, 6, 9, seed=1), draw(4, 6, seed=2)
     matrix = root @ root.mT
     expected = torch.linalg.solve(matrix, rhs.unsqueeze(2)).squeeze(2)
@@ -411,15 +417,15 @@ class TestFewActiveRows:
         if extra == "curved":
             constraints = constraints & sn.Quadratic(draw(2, 20, seed=3).abs(), draw(2, 20, seed=4), upper=20.0)
         found, counts = [], []
-        linalg, original = sys.modules["snarenet.linalg"], sys.modules["snarenet.linalg"].cholesky
+        original = cholesky
 
         def noted(matrix: Tensor) -> Tensor:
             counts.append(matrix.shape[-1])
             return original(matrix)
 
-        monkeypatch.setattr(linalg, "cholesky", noted)
+        monkeypatch.setattr(systems, "cholesky", noted)
         for few in (0.75, 0.0):
-            monkeypatch.setattr(linalg, "_FEW", few)
+            monkeypatch.setattr(dense, "_FEW", few)
             for store in (True, False):
                 y = draw(9, 20, seed=5).requires_grad_()
                 solution = sn.repair(constraints, y, rows="active", damping=damping, store_factors=store)
@@ -455,19 +461,19 @@ class TestAdjoint:
         steps = node.tape.steps
         assert len(steps) == int(solution.steps.max()) > 5
         for step in steps:
-            assert step.record.factor is None
-            kept = [t for t in (*step[1:5], *step.record) if isinstance(t, Tensor)]
+            assert step.saved.factor is None
+            kept = [t for t in (*step[1:5], *step.saved) if isinstance(t, Tensor)]
             assert sum(t.numel() for t in kept) <= batch * (2 * n + 3 * m)
 
     def test_factors_are_kept_within_the_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
         y = draw(7, 6, scale=2).requires_grad_()
-        monkeypatch.setattr(sys.modules["snarenet.repair.loop"], "_STORE_BYTES", 3 * 7 * 9 * 8)
-        monkeypatch.setattr(sys.modules["snarenet.linalg"], "_FEW", 0.0)  # so that all factors have one size
+        monkeypatch.setattr(options, "_STORE_BYTES", 3 * 7 * 9 * 8)
+        monkeypatch.setattr(dense, "_FEW", 0.0)  # so that all factors have one size
         value = sn.repair(TestRescue.constraints, y).value
         node = value.grad_fn
         while "Repair" not in node.name():
             node = node.next_functions[0][0] or node.next_functions[1][0]
-        assert [step.record.factor is not None for step in node.tape.steps[:5]] == [True] * 3 + [False] * 2
+        assert [step.saved.factor is not None for step in node.tape.steps[:5]] == [True] * 3 + [False] * 2
 
     def test_a_tensor_that_was_overwritten_is_noticed(self) -> None:
         A = torch.nn.Parameter(draw(2, 5))

@@ -162,20 +162,6 @@ def test_exported() -> None:
     torch.testing.assert_close(exported(y), layer(y), rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_variables() -> None:
-    """50,000 rows of 5 entries: a dense A alone would take 40 GB."""
-    from snarenet.bench.common import peak_growth_mib
-
-    constraints = sn.Linear(few(50_000, 100_000), upper=-0.1)
-    y = draw(4, 100_000, scale=2)
-    solutions = []
-    memory = peak_growth_mib(lambda: solutions.append(sn.repair(constraints, y, solver=sn.ConjugateGradients())))
-    assert solutions[0].converged.all()
-    assert constraints.violation(solutions[0].value).max() <= 1e-8
-    assert memory < 500
-
-
 @pytest.mark.parametrize("rows", ["auto", "all", "active"])
 def test_matrix_free_is_never_dense(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Tensor:

@@ -2,12 +2,13 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from snarenet import problems
+from snarenet import layers, problems, reference
 from snarenet.constraints import Box, Constraints, Linear, Nonlinear, Quadratic, Stack
-from snarenet.damping import Adaptive, Annealed, Constant
-from snarenet.layers import SnareLayer
+from snarenet.damping import Adaptive, Annealed, Constant, Damping
+from snarenet.layers import Layer, SnareLayer
 from snarenet.linalg import ConjugateGradients
 from snarenet.model import MLP, ConstrainedModel
+from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.repair import repair
 from snarenet.solution import RepairError, RepairWarning, Solution, Status
@@ -28,8 +29,11 @@ __all__ = [
     "Constant",
     "ConstrainedModel",
     "Constraints",
+    "Damping",
+    "Layer",
     "Linear",
     "Nonlinear",
+    "Problem",
     "Quadratic",
     "RepairError",
     "RepairWarning",
@@ -42,7 +46,9 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "evaluate",
+    "layers",
     "load_model",
     "problems",
+    "reference",
     "repair",
 ]

@@ -8,6 +8,7 @@ Newton's.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -123,3 +124,15 @@ def as_damping(value: float | Damping) -> Damping:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Constant(value)
     raise TypeError(f"`damping` must be a number, Constant, Annealed or Adaptive, but got {type(value).__name__}")
+
+
+@functools.lru_cache(maxsize=64)
+def schedule(damping: Damping, max_steps: int) -> tuple[float, ...]:
+    """The damping of the first steps, of a rule that does not search; the last one is that of all later steps."""
+    levels = [float(damping.first(torch.empty(0)))]
+    for k in range(max_steps - 1):
+        following = float(damping.following(k, levels[-1], None))
+        if following == levels[-1]:
+            break
+        levels.append(following)
+    return tuple(levels)

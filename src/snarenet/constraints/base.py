@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Memo, cast, check_inputs, check_shape, describe
+from snarenet.constraints.data import cast, check_inputs, check_shape, describe
 from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.memo import Memo
+from snarenet.tracing import tracing
 
 if TYPE_CHECKING:
     from snarenet.constraints.stack import Stack
@@ -43,6 +46,38 @@ class Instance(NamedTuple):
     def select(self, index: Tensor) -> Instance:
         """The constraints of some of the samples."""
         return Instance(self.map.select(index), self.lower[index], self.upper[index], self.equal)
+
+    def relaxed(self, relax: float | Tensor) -> Instance:
+        """The constraints with every bound widened by `relax`, a number, (rows,) or (B, rows), all >= 0."""
+        if not isinstance(relax, Tensor):
+            if not relax >= 0:
+                raise ValueError(f"`relax` must be >= 0, but got {relax!r}")
+            if relax == 0:
+                return self
+        else:
+            if relax.ndim:
+                check_shape("relax", relax, tuple(self.lower.shape[1:]), tuple(self.lower.shape))
+            if not tracing() and not bool((relax >= 0).all()):
+                raise ValueError("`relax` must be >= 0 everywhere")
+            relax = relax.to(self.lower)
+        equal = (False,) * len(self.equal)  # a widened equality is none
+        return Instance(self.map, self.lower - relax, self.upper + relax, equal)
+
+
+class Prepared(NamedTuple):
+    """Predictions and the constraints of their batch, ready to be repaired.
+
+    Attributes:
+        y: (B, n) the predictions, in the precision of the repair.
+        finite: (B,) true where all their entries are.
+        start: (B, n) where to begin: y, and 0 where it is not finite.
+        instance: the constraints, relaxed if asked for.
+    """
+
+    y: Tensor
+    finite: Tensor
+    start: Tensor
+    instance: Instance
 
 
 class Constraints(nn.Module, ABC):
@@ -78,6 +113,15 @@ class Constraints(nn.Module, ABC):
         check_inputs(y, x)
         return self._instance(y, FunctionMap(self.value, cast(x, y.dtype), self.rows), x)
 
+    def prepare(
+        self, y: Tensor, x: Any = None, relax: float | Tensor = 0.0, dtype: torch.dtype = torch.float64
+    ) -> Prepared:
+        """What every method begins with: predictions checked and cast, x filled in, bounds widened by `relax`."""
+        work = self.check(y).to(dtype)
+        finite = work.isfinite().all(1)
+        start = torch.where(finite.unsqueeze(1), work, 0.0)
+        return Prepared(work, finite, start, self.at(start, x).relaxed(relax))
+
     def jacobian(self, y: Tensor, x: Any = None) -> Tensor:
         """The derivative of g in y: (B, rows, n), or (rows, n) where all samples share it."""
         return self.at(self.check(y), x).map.jacobian(y)
@@ -94,6 +138,11 @@ class Constraints(nn.Module, ABC):
     def forward(self, y: Tensor, x: Any = None) -> Tensor:
         """The violation: a set that is called says how far y is from obeying it."""
         return self.violation(y, x)
+
+    @property
+    def parts(self) -> Sequence[Constraints]:
+        """The sets that this one joins: itself, unless it is a `Stack`."""
+        return (self,)
 
     @property
     def constant_rows(self) -> Tensor:

@@ -8,25 +8,16 @@ function of x. An *input* x is None, a tensor or any pytree of tensors, each wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import (
-    tree_leaves,
-    tree_map,
-)  # the public torch.utils.pytree came after the oldest torch we support
+from torch.utils._pytree import tree_leaves, tree_map  # public only after the oldest torch we support
+
+from snarenet.tracing import tracing
 
 Datum = float | Sequence[Any] | np.ndarray[Any, Any] | Tensor | Callable[[Any], Any]
-
-
-def tracing() -> bool:
-    """Is this call compiled, exported or recorded into a CUDA graph, so that it must not look at values?"""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def describe(value: object) -> str:
@@ -138,51 +129,6 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def without_grad() -> AbstractContextManager[Any]:
-    """torch.no_grad(), except while a model is exported: an exported graph should not switch modes."""
-    return nullcontext() if torch.compiler.is_exporting() else torch.no_grad()
-
-
 def select_inputs(x: Any, index: Tensor) -> Any:
     """The rows `index` of x."""
     return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.ndim else leaf, x)
-
-
-class _Entry(NamedTuple):
-    sources: tuple[Tensor, ...]
-    versions: tuple[int, ...]
-    contents: tuple[Tensor, ...]
-    value: Any
-
-
-class Memo:
-    """What was computed from tensors that have not changed since; never saved, copied or moved."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Any, _Entry] = {}
-
-    def get(self, key: Any, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
-        """The result of `build()`, kept until one of `sources` is replaced or changes its contents."""
-        entry = self._entries.get(key)
-        if torch.compiler.is_compiling():  # a traced tensor has no version to compare
-            return build() if entry is None else entry.value
-        versions = tuple(source._version for source in sources)
-        if entry is not None and all(a is b for a, b in zip(entry.sources, sources, strict=True)):
-            if entry.versions == versions:
-                return entry.value
-            if all(torch.equal(a, b) for a, b in zip(entry.contents, sources, strict=True)):
-                self._entries[key] = entry._replace(versions=versions)  # data-parallel training rewrites equal buffers
-                return entry.value
-        contents = tuple(source.detach().clone() for source in sources)
-        self._entries[key] = _Entry(sources, versions, contents, value := build())
-        return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Memo:
-        return Memo()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_entries": {}}

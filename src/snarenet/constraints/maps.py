@@ -45,6 +45,16 @@ class Map(ABC):
     linear: bool = False  # the same Jacobian at every y
     separable: bool = False  # the second derivatives of every row are a diagonal, which `bend` knows
 
+    @property
+    def constant(self) -> bool:
+        """Is it linear, with the same matrix for all samples and all training steps?"""
+        return False
+
+    @property
+    def parts(self) -> tuple[Map, ...]:
+        """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
+        return (self,)
+
     @abstractmethod
     def value(self, y: Tensor) -> Tensor:
         """g(y): (B, rows)."""
@@ -130,7 +140,6 @@ class LinearMap(Map):
 
     @property
     def constant(self) -> bool:
-        """Do all samples, and all training steps, share A?"""
         return self.A.ndim == 2 and not self.A.requires_grad
 
     def value(self, y: Tensor) -> Tensor:
@@ -170,6 +179,10 @@ class IdentityMap(Map):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+
+    @property
+    def constant(self) -> bool:
+        return True
 
     def value(self, y: Tensor) -> Tensor:
         return y
@@ -389,11 +402,15 @@ class StackedMap(Map):
     """The rows of several maps, one below the other."""
 
     def __init__(self, parts: Sequence[Map]) -> None:
-        self.parts = tuple(parts)
+        self._parts = tuple(parts)
         self.sizes = [part.rows for part in self.parts]
         self.rows = sum(self.sizes)
         self.linear = all(part.linear for part in self.parts)
         self.separable = all(part.separable for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Map, ...]:
+        return self._parts
 
     def value(self, y: Tensor) -> Tensor:
         return _join([part.value(y) for part in self.parts], y.new_empty(y.shape[0], 0))

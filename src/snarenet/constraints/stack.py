@@ -15,18 +15,20 @@ from snarenet.constraints.maps import StackedMap
 class Stack(Constraints):
     """The rows of all parts, in order; each part keeps its structure, so that constant rows stay constant."""
 
-    parts: Sequence[Constraints]
-
     def __init__(self, *parts: Constraints) -> None:
         super().__init__()
-        flat = [inner for part in parts for inner in (part.parts if isinstance(part, Stack) else (part,))]
+        flat = [inner for part in parts for inner in part.parts]
         sizes = {part.size for part in flat if part.size is not None}
         if len(sizes) > 1:
             raise ValueError(f"all parts must constrain the same y, but they expect sizes n = {sorted(sizes)}")
-        self.parts = cast(Any, nn.ModuleList(flat))
+        self._modules["parts"] = nn.ModuleList(flat)  # not as an attribute: that is a property
         self.size = sizes.pop() if sizes else None
         rows = [part.rows for part in flat]
         self.rows = None if None in rows else sum(row for row in rows if row is not None)
+
+    @property
+    def parts(self) -> Sequence[Constraints]:
+        return cast(Any, self._modules["parts"])
 
     def value(self, y: Tensor, x: Any = None) -> Tensor:
         return self.at(self.check(y), x).map.value(y)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
-from snarenet.constraints.data import tracing
+from snarenet.repair import Options
 from snarenet.solution import RepairError, RepairWarning, Solution, Status
+from snarenet.tracing import tracing
 
 OnFailure = Literal["warn", "raise", "ignore"]
 Progress = Callable[[int, int], None]
@@ -26,22 +28,38 @@ class Layer(nn.Module, ABC):
 
     Args:
         constraints: the set to obey.
-        tol: largest violation that counts as feasible.
-        max_steps: limit on the method's steps.
+        options: what was asked of the method; of a method other than ours, tolerance and limit on steps.
         on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
     """
 
     title: str  # the method's name, for tables
     recordable = True  # can a CUDA graph hold it? Not if it asks about values as it goes along
 
-    def __init__(self, constraints: Constraints, tol: float, max_steps: int, on_failure: OnFailure) -> None:
+    def __init__(self, constraints: Constraints, options: Options, on_failure: OnFailure) -> None:
         super().__init__()
         if not isinstance(constraints, Constraints):
             raise TypeError(f"`constraints` must be a set of constraints, but got {type(constraints).__name__}")
         if on_failure not in ("warn", "raise", "ignore"):
             raise ValueError(f"`on_failure` must be 'warn', 'raise' or 'ignore', but got {on_failure!r}")
-        self.constraints = constraints
-        self.tol, self.max_steps, self.on_failure = tol, max_steps, on_failure
+        self.constraints, self.options, self.on_failure = constraints, options, on_failure
+
+    @property
+    def tol(self) -> float:
+        """The largest violation that counts as feasible."""
+        return self.options.tol
+
+    @tol.setter
+    def tol(self, tol: float) -> None:
+        self.options = replace(self.options, tol=tol)
+
+    @property
+    def max_steps(self) -> int:
+        """The limit on the method's steps."""
+        return self.options.max_steps
+
+    @max_steps.setter
+    def max_steps(self, max_steps: int) -> None:
+        self.options = replace(self.options, max_steps=max_steps)
 
     @abstractmethod
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snarenet.constraints import Constraints, Instance, Linear, Stack
-from snarenet.constraints.data import Memo, describe
-from snarenet.constraints.maps import Map, StackedMap
+from snarenet.constraints import Constraints, Instance, Linear
+from snarenet.constraints.data import describe
+from snarenet.constraints.maps import StackedMap
+from snarenet.memo import Memo
 
 Partial = Literal["pivoted", "random"]
 
@@ -65,8 +66,7 @@ class Completion(nn.Module):
         super().__init__()
         if partial not in ("pivoted", "random"):
             raise ValueError(f"`partial` must be 'pivoted' or 'random', but got {partial!r}")
-        parts = constraints.parts if isinstance(constraints, Stack) else [constraints]
-        found = {i: part for i, part in enumerate(parts) if isinstance(part, Linear) and _is_equality(part)}
+        found = {i: part for i, part in enumerate(constraints.parts) if isinstance(part, Linear) and _is_equality(part)}
         self.index = tuple(found)
         self.parts = tuple(found.values())  # a tuple: the set is registered, and saved, by its owner
         self.rows = sum(part.known_rows() for part in self.parts)
@@ -98,7 +98,7 @@ class Completion(nn.Module):
         """The rows that are not completed."""
         if not self.parts:
             return instance
-        maps = _maps(instance)
+        maps = instance.map.parts
         rest = tuple(i for i in range(len(maps)) if i not in self.index)
         lower, upper = (_columns(instance, bound, rest) for bound in (instance.lower, instance.upper))
         return Instance(StackedMap([maps[i] for i in rest]), lower, upper, tuple(instance.equal[i] for i in rest))
@@ -189,11 +189,7 @@ def _is_equality(part: Linear) -> bool:
     return part.limit.equal and part.constant_map(torch.float64) is not None
 
 
-def _maps(instance: Instance) -> tuple[Map, ...]:
-    return instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
-
-
 def _columns(instance: Instance, bound: Tensor, parts: tuple[int, ...]) -> Tensor:
     """A bound's entries (B, .) for the rows of these parts of a stack."""
-    pieces = bound.split([map.rows for map in _maps(instance)], 1)
+    pieces = bound.split([map.rows for map in instance.map.parts], 1)
     return torch.cat([bound[:, :0], *(pieces[i] for i in parts)], 1)

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance
 from snarenet.constraints.base import largest, residual
-from snarenet.constraints.data import tracing
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.completion import Completion, Partial
-from snarenet.repair.options import check_count, relaxed
+from snarenet.repair import Options
+from snarenet.repair.options import check_count
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 _ROUNDING = 1e-9  # a row that a step took to its bound is violated by rounding or not at all: it counts as satisfied
 
@@ -85,7 +86,7 @@ class DC3Layer(Layer):
     ) -> None:
         for name, count in {"train_steps": train_steps, "test_steps": test_steps}.items():
             check_count(name, count)
-        super().__init__(constraints, tol, train_steps + test_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=train_steps + test_steps), on_failure)
         if step != "auto" and not (isinstance(step, float | int) and 0 < step < math.inf):
             raise ValueError(f"`step` must be 'auto' or a number > 0, but got {step!r}")
         if not 0 <= momentum < 1:
@@ -104,7 +105,7 @@ class DC3Layer(Layer):
         finite = work.isfinite().all(1, keepdim=True)
         size = work.shape[1] + self.completion.rows
         true = self.constraints.at(work.new_zeros(len(work), size), x)
-        instance = relaxed(true, relax)  # its equalities are met anyway
+        instance = true.relaxed(relax)  # its equalities are met anyway
         start = self.completion.complete(torch.where(finite, work, 0.0), self.completion.right_side(true))
         rest = self.completion.remaining(instance)
         value, steps = self._correct(rest, start, self.train_steps)

@@ -19,8 +19,8 @@ from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.lbfgs import InverseHessian
-from snarenet.repair import check_options
-from snarenet.repair.options import check_count, relaxed
+from snarenet.repair import Options
+from snarenet.repair.options import check_count
 from snarenet.solution import Solution, Status
 
 _ARMIJO = 1e-4
@@ -73,8 +73,7 @@ class FSNetLayer(Layer):
         max_steps: int = 50,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
-        check_options("auto", tol, max_steps, "auto", "auto", None)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         for name, value, least in (("memory", memory, 1), ("unroll", unroll, 0), ("halvings", halvings, 0)):
             check_count(name, value, least)
         if stop is not None and (len(stop) != 2 or not min(stop) >= 0):
@@ -85,13 +84,10 @@ class FSNetLayer(Layer):
         self.stop, self.gradient_tol = stop, gradient_tol
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        work = self.constraints.check(y).to(torch.float64)
-        finite = work.isfinite().all(1, keepdim=True)
-        start = torch.where(finite, work, 0.0)
-        instance = relaxed(self.constraints.at(start, x), relax)
+        work, finite, start, instance = self.constraints.prepare(y, x, relax)
         value, steps, stalled = self._descend(instance, start)
-        value = torch.where(finite, value, work)
-        solution = self.judge(instance, value, work, torch.where(finite.squeeze(1), steps, 0))
+        value = torch.where(finite.unsqueeze(1), value, work)
+        solution = self.judge(instance, value, work, torch.where(finite, steps, 0))
         status = torch.where(stalled & (solution.status == Status.MAX_STEPS), int(Status.STALLED), solution.status)
         return self.rounded(solution._replace(status=status), instance, y.dtype)
 

@@ -18,16 +18,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Box, Constraints, Linear, Stack
+from snarenet.constraints import Box, Constraints, Linear
 from snarenet.constraints.base import residual
-from snarenet.constraints.data import tracing
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap, transposed_times
+from snarenet.constraints.maps import LinearMap, Map, transposed_times
 from snarenet.damping import Constant
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.snare import SnareLayer
-from snarenet.repair.options import relaxed
-from snarenet.repair.structure import is_constant
+from snarenet.repair import Options
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 _DEPENDENT = 1e-10  # distance from the rows before it, in its own length, at which a row counts as dependent on them
 
@@ -57,9 +56,8 @@ class HardNetLayer(Layer):
     def __init__(
         self, constraints: Constraints, tol: float = 1e-8, max_steps: int = 1, on_failure: OnFailure = "warn"
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
-        parts = constraints.parts if isinstance(constraints, Stack) else [constraints]
-        for part in parts:
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
+        for part in (parts := constraints.parts):
             if not isinstance(part, Linear | Box):
                 raise ValueError(f"HardNet repairs linear constraints only, but got {type(part).__name__}")
         if (size := constraints.size) is not None:  # else the call checks it
@@ -69,19 +67,16 @@ class HardNetLayer(Layer):
             _inverse(torch.cat([map.A for map in maps if map is not None]))
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        work = self.constraints.check(y).to(torch.float64)
-        finite = work.isfinite().all(1, keepdim=True)
-        start = torch.where(finite, work, 0.0)
-        instance = relaxed(self.constraints.at(start, x), relax)
+        work, finite, start, instance = self.constraints.prepare(y, x, relax)
         r = residual(instance.map.value(start), instance.lower, instance.upper)
-        value = torch.where(finite, start - transposed_times(self._inverse(instance.map, start), r), work)
+        value = torch.where(finite.unsqueeze(1), start - transposed_times(self._inverse(instance.map, start), r), work)
         solution = self.judge(instance, value, work, (r != 0).any(1).long())
         return self.rounded(solution, instance, y.dtype)
 
     def _inverse(self, map: Map, y: Tensor) -> Tensor:
         """The transposed pseudo-inverse of the rows, computed once where they are constant."""
-        parts = map.parts if isinstance(map, StackedMap) else (map,)
-        if not all(isinstance(part, IdentityMap) or is_constant(part) for part in parts):
+        parts = map.parts
+        if not all(part.constant for part in parts):
             return _inverse(map.jacobian(y))
         matrices = tuple(part.A for part in parts if isinstance(part, LinearMap))
         key = ("hardnet", y.shape[1], y.dtype, y.device)

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Constraints, Stack
+from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import check_finite, check_shape, describe
 from snarenet.layers.base import Layer, OnFailure, Progress
 from snarenet.layers.completion import Completion, Partial
 from snarenet.layers.flow import Flow
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options
 from snarenet.solution import Solution, Status
 
 Bisect = Literal["infeasible", "all"]
@@ -92,7 +92,7 @@ class HProjLayer(Layer):
         max_steps: int = 100,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         if bisect not in ("infeasible", "all"):
             raise ValueError(f"`bisect` must be 'infeasible' or 'all', but got {bisect!r}")
         for name, value in {"box": box, "width": width, "lr": lr, "pretrain_steps": pretrain_steps}.items():
@@ -130,7 +130,7 @@ class HProjLayer(Layer):
                 pulled, took, narrow = self._pull(share[samples], x[samples], instance.select(samples))
                 value = raw.index_copy(0, samples, pulled)
                 steps, ended = steps.index_copy(0, samples, took), ended.index_copy(0, samples, narrow)
-        instance = relaxed(instance, relax)
+        instance = instance.relaxed(relax)
         judged = self.judge(instance, value, raw, steps)
         stalled = ended & (judged.status == int(Status.MAX_STEPS))  # even the centre is infeasible: no step would help
         status = torch.where(stalled, int(Status.STALLED), judged.status)
@@ -259,7 +259,7 @@ def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 def _check_equalities(constraints: Constraints, completion: Completion) -> None:
     """Raise if there are equalities that no completion takes care of: the rest of the set must have an interior."""
-    for i, part in enumerate(constraints.parts if isinstance(constraints, Stack) else [constraints]):
+    for i, part in enumerate(constraints.parts):
         limit = getattr(part, "limit", None)
         if isinstance(limit, Bounds) and limit.equal and i not in completion.index:
             kind = type(part).__name__

@@ -10,7 +10,6 @@ the prediction and the bounds.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,9 +21,8 @@ from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.quadratic import Quadratic
-from snarenet.constraints.stack import Stack
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options
 from snarenet.solution import Solution, Status
 
 Array = NDArray[np.float64]
@@ -66,19 +64,16 @@ class OptNetLayer(Layer):
         max_steps: int = 200,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         if mode not in ("dense", "lsqr", "lsmr"):
             raise ValueError(f"`mode` must be 'dense', 'lsqr' or 'lsmr', but got {mode!r}")
-        for part in _parts(constraints):
+        for part in constraints.parts:
             _check(part)
         _need("cvxpylayers.torch")
         self.mode: Mode = mode
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        work = self.constraints.check(y).to(torch.float64)
-        finite = work.isfinite().all(1)
-        start = torch.where(finite.unsqueeze(1), work, 0.0)
-        instance = relaxed(self.constraints.at(start, x), relax)
+        work, finite, start, instance = self.constraints.prepare(y, x, relax)
         kinds = _kinds(instance)
         value, failed = work, finite.clone()
         for kind in kinds[finite].unique(dim=0):  # samples with the same kinds of bounds share a program
@@ -171,7 +166,7 @@ def _curvature(constraints: Constraints, size: int) -> tuple[Array, dict[int, Ar
     """The quadratic terms of all rows: diagonals (rows, n), and, by row, an F with F'F = H for whole matrices."""
     blocks: list[Array] = []
     roots: dict[int, Array] = {}
-    for part in _parts(constraints):
+    for part in constraints.parts:
         first = sum(map(len, blocks))
         block = np.zeros((size if isinstance(part, Box) else part.known_rows(), size))
         if isinstance(part, Quadratic):
@@ -189,10 +184,6 @@ def _root(H: Array) -> Array:
     """F with F'F = H, for H >= 0."""
     values, vectors = np.linalg.eigh((H + H.T) / 2)
     return np.sqrt(values.clip(min=0))[:, None] * vectors.T
-
-
-def _parts(constraints: Constraints) -> Sequence[Constraints]:
-    return constraints.parts if isinstance(constraints, Stack) else (constraints,)
 
 
 def _check(part: Constraints) -> None:

@@ -24,11 +24,10 @@ from torch import Tensor
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest
 from snarenet.constraints.linear import Box, Linear
-from snarenet.constraints.maps import IdentityMap, LinearMap, StackedMap
-from snarenet.constraints.stack import Stack
+from snarenet.constraints.maps import IdentityMap, LinearMap
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.linalg import Dual, EliminatedBox
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options
 from snarenet.solution import Solution
 
 _MARGIN = 0.9  # of the tolerance ends the splitting; the rest is for the rounding of the violation that is reported
@@ -75,12 +74,12 @@ class PiNetLayer(Layer):
         max_steps: int = 5000,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps), on_failure)
         if not 0 < omega < 2:
             raise ValueError(f"`omega` must be between 0 and 2, but got {omega!r}")
         if not 0 < sigma < float("inf"):
             raise ValueError(f"`sigma` must be > 0, but got {sigma!r}")
-        for part in constraints.parts if isinstance(constraints, Stack) else (constraints,):
+        for part in constraints.parts:
             if not isinstance(part, (Linear, Box)):
                 raise ValueError(f"Pi-net repairs linear constraints only, but got {type(part).__name__}")
             if isinstance(part, Linear) and part.constant_map(torch.float64) is None:
@@ -89,7 +88,7 @@ class PiNetLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         work = self.constraints.check(y).to(torch.float64)
-        instance = relaxed(self.constraints.at(work, x), relax)
+        instance = self.constraints.at(work, x).relaxed(relax)
         lifted = self.constraints.memo.get(
             ("pinet", instance.equal, y.shape[1]),
             tuple(self.constraints.buffers()),
@@ -114,7 +113,7 @@ class _Lifted:
     """
 
     def __init__(self, instance: Instance, y: Tensor) -> None:
-        parts = instance.map.parts if isinstance(instance.map, StackedMap) else (instance.map,)
+        parts = instance.map.parts
         numbers = torch.arange(instance.map.rows, device=y.device).split([part.rows for part in parts])
         boxes = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap)][:1]
         kinds: list[list[Tensor]] = [[], [], []]

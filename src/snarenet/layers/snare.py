@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,13 +10,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.data import tracing
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair import Rows, Solver, Store, check_options, prepare, repair
+from snarenet.repair import Options, Rows, Solver, Store, prepare, repair_with
+from snarenet.repair.gpu.graphs import Recorder
 from snarenet.repair.options import check_count, check_weights
-from snarenet.repair.recording import Recorder
 from snarenet.solution import Solution
+from snarenet.tracing import tracing
 
 
 class SnareLayer(Layer):
@@ -67,17 +68,13 @@ class SnareLayer(Layer):
         weights: Tensor | None = None,
         record: int = 0,
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
-        check_options(rows, tol, max_steps, solver, store_factors, dtype)
+        options = Options(
+            as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64
+        )
+        super().__init__(constraints, options, on_failure)
         check_count("record", record)
-        check_count("nearest", nearest)
         check_weights(weights, nearest, constraints.size)
-        self.damping = as_damping(damping)
-        self.rows: Rows = rows
-        self.rescue, self.dtype = rescue, dtype
-        self.solver: Solver = solver
-        self.store_factors: Store = store_factors
-        self.nearest, self.record = nearest, record
+        self.record = record
         self.weights: Tensor | None
         self.register_buffer("weights", weights)
         self._recorder = Recorder()
@@ -86,8 +83,7 @@ class SnareLayer(Layer):
 
     def prepare(self) -> None:
         """Compute what constant constraints allow to compute once; called whenever they are built, moved or loaded."""
-        if self.solver == "auto":  # the matrix-free route needs no decomposition
-            prepare(self.constraints, self.damping.relative, self.dtype or torch.float64)
+        prepare(self.options, self.constraints)
         self._recorder = Recorder()  # what was recorded knows the old tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> SnareLayer:
@@ -103,25 +99,7 @@ class SnareLayer(Layer):
         return super().solve(y, x, relax)
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        return self._repair(y, x, relax, self.max_steps, self.rescue)
-
-    def _repair(self, y: Tensor, x: Any, relax: float | Tensor, max_steps: int, rescue: bool) -> Solution:
-        return repair(
-            self.constraints,
-            y,
-            x,
-            damping=self.damping,
-            rows=self.rows,
-            tol=self.tol,
-            max_steps=max_steps,
-            relax=relax,
-            rescue=rescue,
-            nearest=self.nearest,
-            weights=self.weights,
-            solver=self.solver,
-            store_factors=self.store_factors,
-            dtype=self.dtype,
-        )
+        return repair_with(self.options, self.constraints, y, x, relax, self.weights)
 
     def _can_record(self, y: Tensor, x: Any, relax: float | Tensor | None) -> bool:
         exact = relax is None or not self.training or (isinstance(relax, float | int) and relax == 0)
@@ -131,23 +109,25 @@ class SnareLayer(Layer):
             and len(y) > 0
             and exact
             and not tracing()
-            and isinstance(self.solver, str)
-            and not self.damping.searches
+            and self.options.krylov is None
+            and not self.options.damping.searches
             and (x is None or all(isinstance(leaf, Tensor) for leaf in tree_leaves(x)))
         )
 
     def _replay(self, y: Tensor, x: Any) -> Solution | None:
         """The repair with `record` steps, from a recording; None if there is none, or if some sample needs more."""
+        options = replace(self.options, max_steps=self.record, rescue=False)
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
-            solution = self._repair(y, x, 0.0, self.record, rescue=False)
+            solution = repair_with(options, self.constraints, y, x, 0.0, self.weights)
             return solution.value, solution.status, solution.steps, solution.violation, solution.converged.all()
 
-        found = self._recorder(call, *([y] if x is None else [y, x]), key=(self.tol, self.record))
+        found = self._recorder(call, *([y] if x is None else [y, x]), key=options)
         return None if found is None or not bool(found[4]) else Solution(found[0], y, *found[1:4])
 
     def extra_repr(self) -> str:
-        return f"damping={self.damping}, rows={self.rows!r}, tol={self.tol:g}, max_steps={self.max_steps}"
+        asked = self.options
+        return f"damping={asked.damping}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
 
 
 def _prepare_again(layer: SnareLayer, _: Any) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair import check_options, repair
-from snarenet.repair.options import relaxed
+from snarenet.repair import Options, repair_with
 from snarenet.solution import Solution
 
 
@@ -48,18 +46,14 @@ class SoftLayer(Layer):
         max_steps: int = 100,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, tol, max_steps, on_failure)
-        check_options("auto", tol, max_steps, "auto", "auto", None)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps, rescue=True), on_failure)
         self.project = project
         self.title = "Soft + projection" if project else "Soft"
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         if self._projects:
-            options = {"tol": self.tol, "max_steps": self.max_steps, "rescue": True}
-            return repair(self.constraints, y, x, relax=relax, **options)
-        work = self.constraints.check(y).detach().to(torch.float64)
-        start = torch.where(work.isfinite().all(1, keepdim=True), work, 0.0)
-        instance = relaxed(self.constraints.at(start, x), relax)
+            return repair_with(self.options, self.constraints, y, x, relax)
+        work, _, start, instance = self.constraints.prepare(y.detach(), x, relax)
         return self.judge(instance, start, work, 0)._replace(value=y, raw=y)
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap, StackedMap
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
 from snarenet.problems.base import Problem
 from snarenet.problems.separable import Separable
 from snarenet.reference.program import Array, Program, Rows, Structured, digest
@@ -18,16 +18,12 @@ def read_structure(problem: Problem, map: Map) -> Structured | str:
     if not isinstance(problem, Separable) or type(problem).objective is not Separable.objective:
         return "its objective is not the one of `Separable`"
     blocks = []
-    for part in _parts(map):
+    for part in map.parts:
         block = _read_rows(part, problem.size)
         if block is None:
             return f"its constraints have a {type(part).__name__} that is not linear or quadratic with shared matrices"
         blocks.append(block)
     return Structured(_array(problem.square), _array(problem.linear), _array(problem.sine), tuple(blocks))
-
-
-def _parts(map: Map) -> tuple[Map, ...]:
-    return map.parts if isinstance(map, StackedMap) else (map,)
 
 
 def _read_rows(part: Map, size: int) -> Rows | None:
@@ -53,7 +49,7 @@ class Autograd(Program):
     def __init__(self, problem: Problem, x: Tensor, instance: Instance) -> None:
         self.problem, self.x, self.map = problem, x, instance.map
         self.size = problem.size
-        self.linear_rows = np.concatenate([np.full(part.rows, part.linear) for part in _parts(self.map)])
+        self.linear_rows = np.concatenate([np.full(part.rows, part.linear) for part in self.map.parts])
 
     def objective(self, y: Array) -> float:
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The repair: the loop, the spaces that it runs in, and how one is chosen."""
+"""The repair: engines that take predictions to a set, starts that bring them near it, and how both are chosen."""
 
-from snarenet.repair.loop import repair
-from snarenet.repair.options import Rows, Solver, Store, check_options
-from snarenet.repair.structure import prepare
+from snarenet.repair.choose import prepare
+from snarenet.repair.options import Options, Rows, Solver, Store
+from snarenet.repair.repair import repair, repair_with
 
-__all__ = ["Rows", "Solver", "Store", "check_options", "prepare", "repair"]
+__all__ = ["Options", "Rows", "Solver", "Store", "prepare", "repair", "repair_with"]

@@ -1,61 +1,70 @@
-"""What a user may ask of a repair, checked."""
+"""`Options`: what a user may ask of a repair, checked once, for `repair`, `SnareLayer` and training alike."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Instance
-from snarenet.constraints.data import check_shape, describe, tracing
+from snarenet.constraints.data import check_shape, describe
+from snarenet.damping import Annealed, Damping
 from snarenet.linalg import ConjugateGradients
+from snarenet.tracing import tracing
 
 Rows = Literal["auto", "all", "active"]
 Solver = Literal["auto"] | ConjugateGradients
 Store = Literal["auto"] | bool
 
-
-def check_options(
-    rows: object, tol: float, max_steps: object, solver: object, store_factors: object, dtype: torch.dtype | None
-) -> torch.dtype:
-    """The precision of the repair, if all options make sense."""
-    if rows not in ("auto", "all", "active"):
-        raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {rows!r}")
-    check_count("max_steps", max_steps)
-    if solver != "auto" and not isinstance(solver, ConjugateGradients):
-        raise ValueError(f"`solver` must be 'auto' or ConjugateGradients(...), but got {solver!r}")
-    if store_factors not in ("auto", True, False):
-        raise ValueError(f"`store_factors` must be 'auto', True or False, but got {store_factors!r}")
-    dtype = torch.float64 if dtype is None else dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but got {dtype}")
-    if not tol >= 0 or math.isinf(tol):
-        raise ValueError(f"`tol` must be a finite number >= 0, but got {tol!r}")
-    if 0 < tol < 8 * torch.finfo(dtype).eps:
-        raise ValueError(
-            f"`tol` = {tol:g} is finer than {dtype} can keep; use at least 1e-5 for float32, 1e-14 for float64"
-        )
-    return dtype
+_STORE_BYTES = 2**30  # factors kept for the backward pass when `store_factors="auto"`
 
 
-def relaxed(instance: Instance, relax: float | Tensor) -> Instance:
-    """The instance with every bound widened by `relax`, a number, (rows,) or (B, rows)."""
-    if not isinstance(relax, Tensor):
-        if not relax >= 0:
-            raise ValueError(f"`relax` must be >= 0, but got {relax!r}")
-        if relax == 0:
-            return instance
-    else:
-        batch, rows = instance.lower.shape
-        if relax.ndim:
-            check_shape("relax", relax, (rows,), (batch, rows))
-        if not tracing() and not bool((relax >= 0).all()):
-            raise ValueError("`relax` must be >= 0 everywhere")
-        relax = relax.to(instance.lower)
-    equal = (False,) * len(instance.equal)  # a widened equality is none
-    return Instance(instance.map, instance.lower - relax, instance.upper + relax, equal)
+@dataclass(frozen=True)
+class Options:
+    """How a repair goes about it; `repair` documents each field."""
+
+    damping: Damping = Annealed()
+    rows: Rows = "auto"
+    tol: float = 1e-8
+    max_steps: int = 100
+    rescue: bool = False
+    nearest: int = 0
+    solver: Solver = "auto"
+    store_factors: Store = "auto"
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.damping, Damping):
+            raise TypeError(f"`damping` must be Constant, Annealed or Adaptive, but got {type(self.damping).__name__}")
+        if self.rows not in ("auto", "all", "active"):
+            raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {self.rows!r}")
+        check_count("max_steps", self.max_steps)
+        check_count("nearest", self.nearest)
+        if self.solver != "auto" and not isinstance(self.solver, ConjugateGradients):
+            raise ValueError(f"`solver` must be 'auto' or ConjugateGradients(...), but got {self.solver!r}")
+        if self.store_factors not in ("auto", True, False):
+            raise ValueError(f"`store_factors` must be 'auto', True or False, but got {self.store_factors!r}")
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but got {self.dtype}")
+        if not self.tol >= 0 or math.isinf(self.tol):
+            raise ValueError(f"`tol` must be a finite number >= 0, but got {self.tol!r}")
+        if 0 < self.tol < 8 * torch.finfo(self.dtype).eps:
+            raise ValueError(
+                f"`tol` = {self.tol:g} is finer than {self.dtype} can keep; "
+                "use at least 1e-5 for float32, 1e-14 for float64"
+            )
+
+    @property
+    def krylov(self) -> ConjugateGradients | None:
+        """The matrix-free solver, if one was asked for."""
+        return self.solver if isinstance(self.solver, ConjugateGradients) else None
+
+    @property
+    def room(self) -> float:
+        """Bytes that may be spent on keeping factors for the backward pass."""
+        return _STORE_BYTES if self.store_factors == "auto" else math.inf if self.store_factors else 0
 
 
 def check_count(name: str, value: object, least: int = 0) -> None:

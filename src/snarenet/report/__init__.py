@@ -1,7 +1,6 @@
-"""Figures, tables and the page of results."""
+"""Figures, tables and the page of a run."""
 
+from snarenet.report.evaluation import evaluation_table, sentence
 from snarenet.report.page import write_report
-from snarenet.report.results_page import write_results_page
-from snarenet.report.tables import evaluation_table, sentence
 
-__all__ = ["evaluation_table", "sentence", "write_report", "write_results_page"]
+__all__ = ["evaluation_table", "sentence", "write_report"]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints
-from snarenet.report.tables import pick, scientific
+from snarenet.report.evaluation import pick
+from snarenet.report.numbers import short
 
 BLUE, ORANGE, GREEN = "#3b6ea8", "#c1440e", "#1b7837"
 _STYLE: dict[str, Any] = {
@@ -172,7 +173,7 @@ def draw_gaps(gap: np.ndarray) -> Picture:
         axes.set(xlabel="size of the gap f(y) − f* (units of the objective)", ylabel="instances (count)")
         negative = len(groups["below it: negative"])
         share = f"{negative} of {len(known)} gaps are negative"
-        least = f", the lowest {scientific(float(known.min()))}" if negative else ""
+        least = f", the lowest {short(float(known.min()))}" if negative else ""
         caption = f"Gap of every instance to its reference; {share}{least}"
         caption += _nonfinite(gap, "instances without a reference")
         return Picture(to_svg(figure), caption + ".", f"Histogram on a log axis of the gaps; {share}.")
@@ -373,7 +374,7 @@ def _legend(axes: Any) -> None:
 
 def _last(values: np.ndarray) -> str:
     known = values[np.isfinite(values)]
-    return scientific(float(known[-1])) if len(known) else "not finite"
+    return short(float(known[-1])) if len(known) else "not finite"
 
 
 def _nonfinite(values: np.ndarray, what: str) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 
 from snarenet import problems
 from snarenet.report import figures
+from snarenet.report.evaluation import evaluation_groups, sentence
 from snarenet.report.html import document, gallery, prose, section, table
-from snarenet.report.tables import duration, evaluation_groups, sentence
+from snarenet.report.numbers import duration
 from snarenet.training import Run
 
 _REPORT = "report.html"

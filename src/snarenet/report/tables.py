@@ -1,222 +1,103 @@
-"""Numbers of an evaluation as text: one sentence, a table for the terminal, and all of them in groups for a page.
-
-An evaluation is what `evaluation.json` holds; a part that is missing or null is left out, or shown as a dash.
-"""
+"""`Table`: numbers under headings, for a terminal or a document. They keep all digits until they are written."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from snarenet.report.numbers import DASH, brief, count, duration, number, percent, short
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-Evaluation = Mapping[str, Any]
+Style = Literal["text", "short", "number", "brief", "percent", "seconds", "count"]
 
-_SPLITS = {"train": "training", "valid": "validation", "test": "test"}
-
-
-def pick(record: Any, *keys: str) -> Any:
-    """`record[key][key]...`, or None where a part is missing."""
-    for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return record
-
-
-def scientific(value: float | None) -> str:
-    """Three digits and an exponent, for gaps and violations.
-
-    >>> scientific(0.00123), scientific(0), scientific(None)
-    ('1.23e-03', '0', '–')
-    """
-    if value is None:
-        return "–"
-    return "0" if value == 0 else f"{value:.2e}"
-
-
-def number(value: float | None) -> str:
-    """Four digits, with an exponent only where it is short of them.
-
-    >>> number(-11.6152), number(35), number(2.5e-7)
-    ('-11.62', '35', '2.50e-07')
-    """
-    if value is None:
-        return "–"
-    plain = value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e4
-    return f"{value:.4g}" if plain else scientific(value)
-
-
-def percent(share: float | None) -> str:
-    """A share in percent; only a whole is 100% and only nothing is 0%.
-
-    >>> percent(832 / 833), percent(0.999999), percent(1.0)
-    ('99.88%', '99.99%', '100%')
-    """
-    if share is None:
-        return "–"
-    if 0 < share < 1:
-        return f"{min(max(round(100 * share, 2), 0.01), 99.99):g}%"
-    return f"{100 * share:g}%"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it.
-
-    >>> duration(1.5e-05), duration(0.0123), duration(2.5), duration(3725)
-    ('15 µs', '12.3 ms', '2.5 s', '1 h 2 min')
-    """
-    if seconds is None:
-        return "–"
-    for limit, unit in ((1e-3, 1e-6), (1.0, 1e-3), (120.0, 1.0)):
-        if seconds < limit:
-            return f"{seconds / unit:.3g} {'s' if unit == 1 else 'ms' if unit == 1e-3 else 'µs'}"
-    if not math.isfinite(seconds):
-        return f"{seconds} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
-def feasible_at(evaluation: Evaluation) -> tuple[str, float] | None:
-    """The tolerance of the evaluation, or the next looser one that was counted, and the share of feasible instances."""
-    tol, counted = evaluation.get("tol"), evaluation.get("feasible") or {}
-    looser = [key for key in counted if tol is not None and float(key) >= tol * (1 - 1e-9)]
-    tightest = min(looser, key=float, default=None)
-    return None if tightest is None else (tightest, counted[tightest])
-
-
-def times_faster(evaluation: Evaluation) -> float | None:
-    """Time of the reference solver over time of the model, both per instance."""
-    ours, theirs = pick(evaluation, "seconds", "model"), pick(evaluation, "seconds", "reference")
-    return theirs / ours if ours and theirs else None
-
-
-def sentence(evaluation: Evaluation) -> str:
-    """The result in one sentence: gap, feasible share, steps, and time against the reference solver."""
-    split, instances = evaluation.get("split"), evaluation.get("instances")
-    where = " ".join(str(word) for word in (instances, _SPLITS.get(str(split), split)) if word is not None)
-    clauses = [c for c in (_quality(evaluation), _feasibility(evaluation), _time(evaluation)) if c]
-    if not clauses:
-        return "The evaluation holds no results."
-    *others, last = clauses
-    return f"On {where or 'the'} instances {', '.join(others)}{', and ' if others else ''}{last}."
-
-
-def _quality(evaluation: Evaluation) -> str:
-    gap, objective = evaluation.get("gap"), pick(evaluation, "objective", "mean")
-    if gap:
-        engine = pick(evaluation, "seconds", "engine")
-        reference = f"the {engine} reference" if engine else "the reference"
-        negative = f"; {percent(gap['negative'])} negative" if gap.get("negative") else ""
-        mean, most = scientific(gap.get("gmean")), scientific(gap.get("max"))
-        return f"the gap to {reference} is {mean} (geometric mean; {most} at most{negative})"
-    return "" if objective is None else f"the mean objective is {number(objective)}, with no reference to compare it to"
-
-
-def _feasibility(evaluation: Evaluation) -> str:
-    feasible, steps = feasible_at(evaluation), evaluation.get("steps")
-    if feasible is None:
-        return ""
-    after = f" after {number(steps.get('median'))} steps (median; {number(steps.get('max'))} at most)" if steps else ""
-    return f"{percent(feasible[1])} are feasible to {feasible[0]}{after}"
-
-
-def _time(evaluation: Evaluation) -> str:
-    seconds, ratio = evaluation.get("seconds") or {}, times_faster(evaluation)
-    if seconds.get("model") is None:
-        return ""
-    against = ""
-    if ratio is not None:
-        how = f"{ratio:.3g} times faster" if ratio >= 1 else f"{1 / ratio:.3g} times slower"
-        against = f", {how} than {seconds.get('engine') or 'the reference solver'} ({duration(seconds['reference'])})"
-    batch = f" in a batch of {evaluation['instances']}" if evaluation.get("instances") else ""
-    return f"one instance{batch} takes {duration(seconds['model'])}{against}"
-
-
-def _optional(format: Callable[[Any], str], value: Any) -> str | None:
-    return None if value is None else format(value)
-
-
-def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]]:
-    """Every number of an evaluation, as (label, text) under the headings of a page."""
-    e = evaluation
-    spread = {"geometric mean": "gmean", "mean": "mean", "median": "median", "90% below": "q90", "99% below": "q99"}
-    errors = {"largest": "max", "mean": "mean", "geometric mean": "gmean"}
-    engine = pick(e, "seconds", "engine")
-    groups: dict[str, list[tuple[str, str | None]]] = {
-        "Gap to the reference": [
-            *((label, _optional(scientific, pick(e, "gap", key))) for label, key in spread.items()),
-            ("largest", _optional(scientific, pick(e, "gap", "max"))),
-            ("relative to |f*|, mean", _optional(scientific, pick(e, "gap", "relative"))),
-            ("below 0", _optional(percent, pick(e, "gap", "negative"))),
-            ("below 1e-4", _optional(percent, pick(e, "gap", "optimal"))),
-            ("below 1e-4 and feasible to 1e-4", _optional(percent, e.get("solved"))),
-            ("instances with a reference", _optional(str, pick(e, "gap", "instances"))),
-        ],
-        "Objective": [
-            ("mean", _optional(number, pick(e, "objective", "mean"))),
-            ("largest", _optional(number, pick(e, "objective", "max"))),
-        ],
-        "Violation": [
-            *((f"inequalities, {label}", _optional(scientific, pick(e, "ineq", k))) for label, k in errors.items()),
-            *((f"equalities, {label}", _optional(scientific, pick(e, "eq", k))) for label, k in errors.items()),
-            ("of any row at any time", _optional(scientific, e.get("violation"))),
-            ("inequalities above 1e-4, mean count", _optional(number, e.get("violations"))),
-        ],
-        "Feasible instances": [
-            (f"to {key}", percent(share))
-            for key, share in sorted((e.get("feasible") or {}).items(), key=lambda item: -float(item[0]))
-        ],
-        "Repair and time": [
-            ("tolerance", _optional("{:g}".format, e.get("tol"))),
-            ("converged", _optional(percent, e.get("converged"))),
-            ("steps, median", _optional(number, pick(e, "steps", "median"))),
-            ("steps, largest", _optional(number, pick(e, "steps", "max"))),
-            ("time per instance", _optional(duration, pick(e, "seconds", "model"))),
-            (f"{engine or 'reference solver'} per instance", _optional(duration, pick(e, "seconds", "reference"))),
-            ("times faster", _optional("{:.3g}".format, times_faster(e))),
-        ],
-    }
-    known = {title: [(label, text) for label, text in rows if text is not None] for title, rows in groups.items()}
-    return {title: rows for title, rows in known.items() if rows}
-
-
-_COLUMNS: dict[str, Callable[[Evaluation], str]] = {
-    "gap\ngmean": lambda e: scientific(pick(e, "gap", "gmean")),
-    "gap\nmax": lambda e: scientific(pick(e, "gap", "max")),
-    "mean\nf(y)": lambda e: "–" if e.get("gap") else number(pick(e, "objective", "mean")),
-    "max\nerror": lambda e: scientific(_worst(e)),
-    "feasible": lambda e: percent(found[1] if (found := feasible_at(e)) else None),
-    "to": lambda e: found[0] if (found := feasible_at(e)) else "–",
-    "steps": lambda e: number(pick(e, "steps", "median")),
-    "time\neach": lambda e: duration(pick(e, "seconds", "model")),
-    "times\nfaster": lambda e: "–" if (ratio := times_faster(e)) is None else f"{ratio:.3g}",
+_WRITERS: dict[Style, Callable[[float | None], str]] = {
+    "text": str,
+    "short": short,
+    "number": number,
+    "brief": brief,
+    "percent": percent,
+    "seconds": duration,
+    "count": count,
 }
 
 
-def _worst(evaluation: Evaluation) -> float | None:
-    found = (pick(evaluation, kind, "max") for kind in ("ineq", "eq"))
-    return max((value for value in found if value is not None), default=None)
+@dataclass(frozen=True)
+class Column:
+    """A quantity.
 
-
-def evaluation_table(rows: list[tuple[str, dict[str, Any]]]) -> Table:
-    """A rich table of labelled evaluations, one row each.
-
-    It fits 80 columns: the objective f(y) is only there where no gap is known, and empty columns are left out. Steps
-    are the median.
+    Attributes:
+        key: its name in a row.
+        label: the heading.
+        style: how its numbers are written; columns of "text" are on the left.
+        unit: what it is measured in; "" for numbers without, and where the style says it.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("run", overflow="fold", min_width=8)
-    columns = []
-    for heading, text in _COLUMNS.items():
-        cells = [text(evaluation) for _, evaluation in rows]
-        if any(cell != "–" for cell in cells):
-            table.add_column(heading, justify="right", no_wrap=True)
-            columns.append(cells)
-    for index, (label, _) in enumerate(rows):
-        table.add_row(Text(label), *(cells[index] for cells in columns))
-    return table
+    key: str
+    label: str
+    style: Style = "short"
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def write(self, value: Any) -> str:
+        """A value of this column as text: a number in its style, a text as it is, a dash for None."""
+        if value is None:
+            return DASH
+        return _WRITERS[self.style](value) if isinstance(value, int | float) else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns.
+
+    Attributes:
+        columns: the quantities.
+        rows: numbers and texts, by the keys of the columns; what is None or missing is a dash.
+        title: what it shows.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    title: str = ""
+
+    def filled(self) -> Table:
+        """The table without columns that no row fills."""
+        used = [column for column in self.columns if any(row.get(column.key) is not None for row in self.rows)]
+        return replace(self, columns=used)
+
+    def texts(self) -> list[list[str]]:
+        """The cells of every row, as text."""
+        return [[column.write(row.get(column.key)) for column in self.columns] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table for a document; headings of several lines become one."""
+        return markdown([column.heading.replace("\n", " ") for column in self.columns], self.texts())
+
+    def __rich__(self) -> RichTable:
+        """The table for a terminal: `rich.print(table)`. Numbers are never broken, several words where they must."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=self.title or None, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        for column in self.columns:
+            if column.style == "text":
+                table.add_column(column.heading, overflow="fold", min_width=8)
+            else:
+                words = any(" " in value for row in self.rows if isinstance(value := row.get(column.key), str))
+                table.add_column(column.heading, justify="right", overflow="fold", no_wrap=not words)
+        for line in self.texts():
+            table.add_row(*map(Text, line))
+        return table
+
+
+def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    whole = [headings, ["---"] * len(headings), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in whole) + "\n"

@@ -11,7 +11,7 @@ from torch import Tensor
 from snarenet.layers import SoftLayer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
-from snarenet.repair.recording import keeping_graphs
+from snarenet.repair.gpu.graphs import keeping_graphs
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon

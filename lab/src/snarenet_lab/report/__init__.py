@@ -1,0 +1,1 @@
+"""Tables, figures and the page of a comparison or a reproduction, on top of `snarenet.report`."""

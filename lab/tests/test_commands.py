@@ -1,0 +1,70 @@
+"""The lab as a package: its commands in `snarenet`, its layers, and what it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snarenet import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment)
+
+
+def test_commands_appear(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in ("demo", "train", *cli.LAB))
+    assert "not installed" not in printed
+
+
+@pytest.mark.parametrize("command", cli.LAB)
+def test_each_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"snarenet {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_mistake_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, sentence in {
+        ("compare", "nclq"): "did you mean 'nclp'?",
+        ("bench", "speed", "--device", "cpu"): "`item` must be all or one of repair,",
+        ("reproduce", "nlcp", "--device", "cpu"): "`items` must be some of all, nclp,",
+        ("report", str(tmp_path)): "holds no run (config.json), and no results of `snarenet reproduce`",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            cli.main(list(arguments))
+        assert stop.value.code == 1
+        assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_import_layers() -> None:
+    from importlinter.cli import lint_imports
+
+    assert lint_imports(str(ROOT / "lab" / "pyproject.toml"), no_cache=True) == 0
+
+
+@pytest.mark.parametrize("module", ["snarenet_lab.bench", "snarenet_lab.experiments"])
+def test_where_nothing_is_installed(module: str, tmp_path: Path) -> None:
+    """From a source tree, with torch and numpy, but without rich, tyro and entry points."""
+    hidden = "\n".join(f"sys.modules[{name!r}] = None" for name in ("rich", "tyro", "matplotlib", "scipy", "casadi"))
+    script = f"import runpy, sys\n{hidden}\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    where = os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab" / "src")])
+    arguments = {
+        "snarenet_lab.bench": ["matrix_free", "--set", "cases", "waves", "size", "30", "rows", "5"],
+        "snarenet_lab.experiments": ["theory", "--seeds", "1", "--engine", "none"],
+    }[module]
+    done = python("-c", script, *arguments, "--device", "cpu", "--out", str(tmp_path), PYTHONPATH=where)
+    assert done.returncode == 0, done.stderr
+    assert "| waves | 5 x 30 |" in done.stdout or "theory: 0 of 0 runs" in done.stdout

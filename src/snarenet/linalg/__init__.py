@@ -1,0 +1,32 @@
+"""Linear algebra of one step, one file a kind: `spectrum`, `eliminated`, `dense`, `krylov`; `systems` joins them."""
+
+from snarenet.linalg.dense import cholesky, cholesky_solve, places_of, rows_at, triangular_solve
+from snarenet.linalg.eliminated import (
+    Eliminated,
+    EliminatedBox,
+    EliminatedMatrices,
+    EliminatedSpectrum,
+    eliminate,
+)
+from snarenet.linalg.krylov import ConjugateGradients
+from snarenet.linalg.spectrum import Spectrum, column
+from snarenet.linalg.systems import Dual, Primal, System
+
+__all__ = [
+    "ConjugateGradients",
+    "Dual",
+    "Eliminated",
+    "EliminatedBox",
+    "EliminatedMatrices",
+    "EliminatedSpectrum",
+    "Primal",
+    "Spectrum",
+    "System",
+    "cholesky",
+    "cholesky_solve",
+    "column",
+    "eliminate",
+    "places_of",
+    "rows_at",
+    "triangular_solve",
+]

@@ -1,0 +1,68 @@
+"""Cholesky factors of a batch of matrices: factor once, solve many; the rows in use, packed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from snarenet.tracing import tracing
+
+_INVERSE_SIZE = 64  # rows up to which a GPU inverts a factor rather than solving with it: two products for two solves
+_FEW = 0.75  # share of the rows up to which the active ones get a system of their own
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """The factor for `cholesky_solve`; a matrix singular to working precision gets the smallest shift it needs."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
+    while not tracing() and bool((info > 0).any()) and shift < 1:
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) * (info > 0).unsqueeze(-1)
+        factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed((shift * diagonal).expand(matrix.shape[:-1])))
+        shift *= 100
+    if _inverted(factor):
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    return factor
+
+
+def cholesky_solve(factor: Tensor, rhs: Tensor) -> Tensor:
+    """The solution (B, m) of M w = rhs for the factor that `cholesky` made of M (B, m, m)."""
+    if _inverted(factor):
+        return (factor.mT @ (factor @ rhs.unsqueeze(-1))).squeeze(-1)
+    return triangular_solve(factor, rhs)
+
+
+def triangular_solve(factor: Tensor, rhs: Tensor) -> Tensor:
+    """The solution (B, m) of L L' w = rhs for lower triangles L (B, m, m)."""
+    column = rhs.unsqueeze(-1)
+    if factor.is_cuda:  # torch.cholesky_solve waits for the device there, and cannot be recorded
+        column = torch.linalg.solve_triangular(factor, column, upper=False)
+        return torch.linalg.solve_triangular(factor.mT, column, upper=True).squeeze(-1)
+    return torch.cholesky_solve(column, factor).squeeze(-1)
+
+
+def _inverted(factor: Tensor) -> bool:
+    """Is this the inverse of a Cholesky factor, and not the factor?"""
+    return factor.is_cuda and factor.shape[-1] <= _INVERSE_SIZE
+
+
+def rows_at(matrices: Tensor, places: Tensor) -> Tensor:
+    """The rows (B, k, n) of matrices (B, m, n) at places (B, k)."""
+    return matrices.gather(1, places.unsqueeze(2).expand(-1, -1, matrices.shape[2]))
+
+
+def places_of(active: Tensor, factor: Tensor | None) -> Tensor | None:
+    """(B, k) the places of each sample's active rows, filled up with others; None if most rows are active anyway.
+
+    A factor that was kept says how many there are.
+    """
+    rows = active.shape[1]
+    if factor is None:
+        count = rows if tracing() or not active.numel() else max(1, int(active.sum(1).max()))
+        if count > _FEW * rows:
+            return None
+    else:
+        count = factor.shape[-1]
+        if count == rows:
+            return None
+    return active.sort(dim=1, descending=True, stable=True).indices[:, :count]

@@ -1,0 +1,171 @@
+r"""Linear algebra of one step: factor once, solve many.
+
+A step from y with residual r, rows J, row damping $\delta = \lambda s > 0$ and multipliers w is
+
+$$ d = J^\top w, \qquad (J J^\top + \mathrm{diag}(\delta))\, w = r, $$
+
+and its adjoint asks, for a cotangent v, for $p = (J J^\top + \mathrm{diag}(\delta))^{-1} J v$ and $e = v - J^\top p$.
+Rows whose Gram matrix is diagonal in a known basis (a box, constant equalities) are *eliminated*: they turn into a
+metric $P = (I + J_e^\top \mathrm{diag}(\delta_e)^{-1} J_e)^{-1}$ for the others, whose system is
+$J P J^\top + \mathrm{diag}(\delta)$. Each class says which of these systems it solves; docs/mathematics.md derives
+them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps import Map
+from snarenet.linalg.dense import cholesky, cholesky_solve, places_of, rows_at
+from snarenet.linalg.eliminated import Eliminated
+from snarenet.linalg.krylov import ConjugateGradients
+from snarenet.linalg.spectrum import column
+
+
+class System(ABC):
+    """The linear system of one step, at one y.
+
+    `weight` times p times w is the cotangent of the row scales: w and e are fixed only up to a common factor, which
+    each class chooses so that nothing is divided by a small damping.
+    """
+
+    weight: float | Tensor
+    factor: Tensor | None
+
+    @abstractmethod
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(d, w) for the residual (B, m) of these rows and that of the eliminated ones."""
+
+    @abstractmethod
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(p, e, p of the eliminated rows) for the cotangent v (B, n) of y - d."""
+
+
+class Dual(System):
+    """J P J' + diag(delta), m by m. With P = I, w and e are those of the module's formulas.
+
+    Args:
+        map: the rows that were not eliminated, linearised at y.
+        y: (B, n).
+        active: (B, m), 1 for rows in use and 0 for the others, or None for all.
+        delta: (B, m) damping of each row, `damping` times its scale.
+        damping: the scalar damping, a number or (B,).
+        eliminated: rows solved for beforehand, if any.
+        factor: the Cholesky factor, if it was kept.
+        krylov: solve by conjugate gradients instead of a factor.
+    """
+
+    def __init__(
+        self,
+        map: Map,
+        y: Tensor,
+        active: Tensor | None,
+        delta: Tensor,
+        damping: float | Tensor,
+        eliminated: Eliminated | None = None,
+        factor: Tensor | None = None,
+        krylov: ConjugateGradients | None = None,
+    ) -> None:
+        self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
+        self._jvp, self._vjp = map.linearize(y)
+        self.weight = column(damping)
+        self.diagonal = delta if active is None else delta * active + (1 - active)
+        self.krylov = krylov
+        self.places = None if active is None or krylov else places_of(active, factor)
+        self.factor = None if krylov else (self._factor() if factor is None else factor)
+
+    def _factor(self) -> Tensor:
+        J, active, diagonal, places = self.map.jacobian(self.y), self.active, self.diagonal, self.places
+        if places is not None and active is not None:
+            active, diagonal = active.gather(1, places), diagonal.gather(1, places)
+        if places is not None and J.ndim == 3:
+            J, places = rows_at(J, places), None
+        W = J if self.eliminated is None else self.eliminated.root(J)
+        if places is not None and W.ndim == 3:  # what was eliminated differs from sample to sample
+            W, places = rows_at(W, places), None
+        gram = W @ W.mT
+        if gram.ndim == 2:
+            gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
+        if active is not None:
+            gram = (gram * active.unsqueeze(1)).mul_(active.unsqueeze(2))
+        gram.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return cholesky(gram)
+
+    def _mask(self, w: Tensor) -> Tensor:
+        return w if self.active is None else w * self.active
+
+    def _shrink(self, v: Tensor) -> Tensor:
+        return v if self.eliminated is None else self.eliminated.shrink(v)
+
+    def _push(self, v: Tensor) -> Tensor:
+        return self._mask(self._jvp(v))
+
+    def _pull(self, w: Tensor) -> Tensor:
+        return self._vjp(self._mask(w))
+
+    def _solve(self, rhs: Tensor) -> Tensor:
+        if self.factor is not None and self.places is not None:
+            found = cholesky_solve(self.factor, rhs.gather(1, self.places))
+            return torch.zeros_like(rhs).scatter(1, self.places, found)
+        if self.factor is not None:
+            return cholesky_solve(self.factor, rhs)
+        assert self.krylov is not None
+        lengths = self._mask(self.krylov.row_norms(self.map, self.y))  # an eliminated P would make them little shorter
+        return self.krylov.solve(
+            lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal + lengths
+        )
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.eliminated is None:
+            w = self._solve(residual)
+            return self._pull(w), w
+        assert eliminated is not None
+        d = self.eliminated.step(eliminated)
+        w = self._solve(self._mask(residual) - self._push(d))
+        return d + self._shrink(self._pull(w)), w
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        p = self._solve(self._push(self._shrink(v)))
+        u = v - self._pull(p)
+        return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
+
+
+class Primal(System):
+    """J'diag(s)^(-1) J + damping I, n by n, for more rows than variables.
+
+    Here w stands for damping times w of the formulas above, and e for their e over the damping.
+    """
+
+    def __init__(
+        self,
+        map: Map,
+        y: Tensor,
+        active: Tensor | None,
+        scale: Tensor,
+        damping: float | Tensor,
+        factor: Tensor | None = None,
+    ) -> None:
+        self.map, self.y = map, y
+        self.inverse = 1 / scale if active is None else active / scale
+        self.weight = 1.0
+        if factor is None:
+            J = map.jacobian(y)
+            gram = (J.mT * self.inverse.unsqueeze(1)) @ J
+            gram.diagonal(dim1=-2, dim2=-1).add_(column(damping))
+            factor = cholesky(gram)
+        self.factor = factor
+
+    def _solve(self, v: Tensor) -> Tensor:
+        assert self.factor is not None
+        return cholesky_solve(self.factor, v)
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        d = self._solve(self.map.vjp(self.y, residual * self.inverse))
+        return d, (residual - self.map.jvp(self.y, d)) * self.inverse
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        e = self._solve(v)
+        return self.map.jvp(self.y, e) * self.inverse, e, None

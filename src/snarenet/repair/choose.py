@@ -1,0 +1,144 @@
+"""Which engine suits which constraints: linear algebra chosen by structure, kernels where they can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints import Constraints, Instance, Linear
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
+from snarenet.constraints.sparse import SparseMap
+from snarenet.linalg import Spectrum
+from snarenet.memo import Memo
+from snarenet.repair.engine import Engine
+from snarenet.repair.gpu import launching
+from snarenet.repair.gpu import rows as packing
+from snarenet.repair.gpu.curved import CurvedKernels
+from snarenet.repair.gpu.linear import LinearKernels
+from snarenet.repair.loop import Budget, ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.options import Options
+from snarenet.repair.scale import positive
+from snarenet.tracing import tracing, without_grad
+
+_CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
+
+
+class Choice(NamedTuple):
+    """An engine, and the bounds in its order of rows."""
+
+    engine: Engine
+    lower: Tensor
+    upper: Tensor
+
+
+def choose(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
+    """The engine for these constraints; `memo` keeps what is computed once."""
+    on_all_rows = _in_constraint_space(options, memo, instance, y)
+    return on_all_rows or _in_output_space(options, memo, instance, y)
+
+
+def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
+    """An engine on z = A y, if all rows are constant and may all be used."""
+    parts, (damping, rows) = instance.map.parts, (options.damping, options.rows)
+    if rows == "active" or options.krylov is not None or not all(_is_matrix(part) for part in parts):
+        return None
+    spectrum = _spectrum(memo, parts, list(range(len(parts))), damping.relative)
+    if rows == "auto" and spectrum.least < _CONDITION:
+        return None
+    space = ConstraintSpace(spectrum)
+    kernels = launching.supported(y) and instance.map.rows > 0 and not damping.searches
+    kind = LinearKernels if kernels else Loop
+    return Choice(kind(space, damping, options.tol, options.max_steps), instance.lower, instance.upper)
+
+
+def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
+    """An engine on y, with a box or constant rows eliminated."""
+    parts, damping, krylov = instance.map.parts, options.damping, options.krylov
+    everything, active = list(range(len(parts))), options.rows != "all"
+    first = _eliminable(instance, parts, active, sparse=krylov is None)
+    rest = [i for i in everything if i not in first]
+    if krylov is None and sum(parts[i].rows for i in rest) > y.shape[1]:
+        first, rest = [], everything  # more rows than variables: the primal system takes them all
+    spectrum = _spectrum(memo, parts, first, damping.relative) if first and _is_matrix(parts[first[0]]) else None
+    others = StackedMap([parts[i] for i in rest])
+    lower, upper = instance.lower, instance.upper
+    if first + rest != everything:
+        order = memo.get(
+            ("order", *first, *rest, *(part.rows for part in parts), y.device),
+            (),
+            lambda: _order(parts, first + rest, y.device),
+        )
+        lower, upper = lower[:, order], upper[:, order]
+    dual = spectrum is not None or (not first and others.rows <= y.shape[1])
+    if dual and krylov is None and not damping.searches and launching.supported(y) and packing.suits(others):
+        packed = memo.get(
+            ("packed", *first, "then", *rest, damping.relative, y.dtype, y.device),
+            packing.tensors(others),
+            lambda: packing.pack("curved", others, spectrum, y, others.rows),
+        )
+        if packed is not None:
+            return Choice(CurvedKernels(packed, active, damping, options.tol, options.max_steps), lower, upper)
+    eliminated = StackedMap([parts[i] for i in first]) if first else None
+    scale, scale_fn = y.new_ones(y.shape[0], others.rows), None
+    if damping.relative:
+        norms = Map.row_norms if krylov is None else krylov.row_norms
+        scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
+        with without_grad():
+            scale = positive(norms(others, y.detach()))
+    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room))
+    return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
+
+
+def _order(parts: Sequence[Map], sequence: list[int], device: torch.device) -> Tensor:
+    """Where the rows of the parts, taken in another sequence, stand in the given one."""
+    offsets = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
+    return torch.tensor([offsets[i] + j for i in sequence for j in range(parts[i].rows)], device=device)
+
+
+def _is_matrix(part: Map) -> bool:
+    """Is this one matrix for all samples and all training steps?"""
+    return isinstance(part, LinearMap) and part.constant
+
+
+def _eliminable(instance: Instance, parts: Sequence[Map], active: bool, sparse: bool) -> list[int]:
+    """Parts to eliminate: a box, or else the constant rows; where rows may be inactive, only constant equalities.
+
+    Sparse rows are eliminated only if asked for: it makes them dense.
+    """
+    boxes = [i for i, part in enumerate(parts) if isinstance(part, IdentityMap)]
+    if boxes:
+        return boxes[:1]
+    constant = [i for i, part in enumerate(parts) if _is_matrix(part) and (sparse or not isinstance(part, SparseMap))]
+    if not active:
+        return constant
+    if torch.compiler.is_compiling():  # a decomposition cannot be traced
+        return []
+    equal = [i for i in constant if instance.equal[i]]
+    if tracing() or equal == constant:
+        return equal
+    pinned = (instance.lower == instance.upper).all(0).split([part.rows for part in parts])
+    return [i for i in constant if bool(pinned[i].all())]
+
+
+def _spectrum(memo: Memo, parts: Sequence[Map], chosen: list[int], relative: bool) -> Spectrum:
+    """The spectrum of the chosen parts, all constant; computed once."""
+    matrices = tuple(part.A for part in (parts[i] for i in chosen) if isinstance(part, LinearMap))
+
+    def build() -> Spectrum:
+        A = torch.cat(matrices)
+        return Spectrum(A, positive(A.square().sum(1)) if relative else A.new_ones(len(A)))
+
+    return memo.get(("spectrum", *chosen, relative, matrices[0].dtype), matrices, build)
+
+
+def prepare(options: Options, constraints: Constraints) -> None:
+    """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
+    if options.krylov is not None:  # the matrix-free route needs no decomposition
+        return
+    maps = [part.constant_map(options.dtype) if isinstance(part, Linear) else None for part in constraints.parts]
+    if all(map is not None for map in maps):
+        known = [map for map in maps if map is not None]
+        _spectrum(constraints.memo, known, list(range(len(known))), options.damping.relative)

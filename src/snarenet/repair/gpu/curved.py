@@ -1,0 +1,114 @@
+r"""`CurvedKernels`: the loop in output space as kernels, for constant rows with diagonal Hessians.
+
+$$ g_i(y) = y^\top \mathrm{diag}(H_i)\, y + G_i y, \qquad y \leftarrow y - P J^\top w - d_e, \qquad
+   (J P J^\top + \lambda_k D)\, w = r - J d_e, $$
+
+where $d_e$ and $P = Q\, \mathrm{diag}(c_k)\, Q^\top$ come from eliminated constant rows (`linalg/eliminated.py`). One
+block of threads takes all steps of one sample: it keeps the rows that are in use, rotated by Q, and their Gram matrix
+in shared memory, factors and solves there, and stops by itself. Nobody waits for the host, and no matrix per sample is
+stored: on the way back a block makes its matrices again from the positions that it wrote down.
+
+What they compute is what the plain loop computes in `OutputSpace`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.damping import Damping, schedule
+from snarenet.repair.engine import Batch, Engine, Gradients, Outcome, Tape
+from snarenet.repair.gpu import launching
+from snarenet.repair.gpu.rows import PackedRows, launch
+from snarenet.repair.stopping import GOING, negligible, shortest
+from snarenet.tracing import tracing
+
+_STAGE = 32  # steps that one launch may take: the tape of a stage has room for all its steps, needed or not
+
+
+class CurvedKernels(Engine):
+    """Takes steps on y.
+
+    Args:
+        rows: the constraints.
+        active: use only equalities and violated rows.
+        damping: the rule of the damping, one that does not search.
+        tol: the tolerance.
+        max_steps: limit on steps.
+    """
+
+    def __init__(self, rows: PackedRows, active: bool, damping: Damping, tol: float, max_steps: int) -> None:
+        self.rows, self.active, self.relative = rows, active, damping.relative
+        self.tol, self.max_steps = tol, max_steps
+        dtype, device = rows.constants.dtype, rows.constants.device
+        self.levels = launching.constants(schedule(damping, max_steps), dtype, device)
+        # the least length of a row that counts in comparing with the tolerance; 0: lengths do not count
+        self.shortest = shortest(tol, dtype) if self.relative else 0.0
+
+    def run(self, batch: Batch, taped: bool) -> tuple[Outcome, CurvedTape | None]:
+        rows, y, size = self.rows, batch.y, len(batch.y)
+        lower, upper = batch.lower.contiguous(), batch.upper.contiguous()
+        value = y.clone(memory_format=torch.contiguous_format)
+        status, steps = (torch.empty(size, dtype=torch.int64, device=y.device) for _ in range(2))
+        moves, scale = torch.empty(size, dtype=torch.int32, device=y.device), y.new_empty(size, rows.kept)
+        stages: list[_Stage] = []
+        for begin in range(0, max(self.max_steps, 1), _STAGE):
+            if begin and not tracing() and not bool((status == GOING).any()):
+                break
+            end = min(begin + _STAGE, self.max_steps)
+            count = end - begin if taped else 0
+            trail_y, trail_w = (y.new_empty(count, size, width) for width in (rows.size, rows.kept))
+            codes = torch.empty(count, size, rows.eliminated + rows.kept, dtype=torch.int8, device=y.device)
+            self.launch(
+                "forward", value,
+                lower, upper, scale, batch.finite, self.levels, len(self.levels), begin, end, float(self.tol),
+                self.shortest, negligible(y.dtype), status, steps, moves, trail_y, trail_w, codes, int(taped),
+            )  # fmt: skip
+            if taped:
+                stages.append(_Stage(begin, end, trail_y, trail_w, codes, value.clone()))
+        tape = CurvedTape(self, stages, moves, scale, batch.learns_bounds) if taped else None
+        return Outcome(value, status, steps), tape
+
+    def launch(self, name: str, first: Tensor, *arguments: Tensor | int | float) -> None:
+        """Start a kernel for the samples in `first` (B, n), its first tensor."""
+        launch("curved", name, self.rows, first, int(self.active), int(self.relative), first, *arguments)
+
+
+class _Stage(NamedTuple):
+    """Some steps, as the way back needs them: positions, multipliers, which rows broke which bound, the end."""
+
+    begin: int
+    end: int
+    y: Tensor  # (steps, B, n)
+    w: Tensor  # (steps, B, m)
+    codes: Tensor  # (steps, B, rows) int8; `code_of` in common.cuh says what they mean
+    last: Tensor  # (B, n)
+
+
+class CurvedTape(Tape):
+    """The stages of a repair.
+
+    Args:
+        engine: what wrote it.
+        stages: the stages.
+        moves: (B,) how many steps each sample was moved by.
+        scale: (B, m) the scales of its rows.
+        bounds: do the bounds need gradients?
+    """
+
+    def __init__(self, engine: CurvedKernels, stages: list[_Stage], moves: Tensor, scale: Tensor, bounds: bool) -> None:
+        self.engine, self.stages, self.moves, self.scale, self.bounds = engine, stages, moves, scale, bounds
+
+    def pull_back(self, y: Tensor, v: Tensor, wanted: tuple[Tensor, ...]) -> Gradients:
+        engine, rows = self.engine, self.engine.rows
+        cotangent, scale = v.clone(memory_format=torch.contiguous_format), torch.zeros_like(self.scale)
+        lower, upper = (v.new_zeros(len(v) if self.bounds else 0, rows.eliminated + rows.kept) for _ in range(2))
+        for stage in reversed(self.stages):
+            engine.launch(
+                "backward", stage.last,
+                self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y, stage.w,
+                stage.codes, cotangent, scale, lower, upper, int(self.bounds),
+            )  # fmt: skip
+        return Gradients(cotangent, lower, upper) if self.bounds else Gradients(cotangent, None, None)

@@ -1,0 +1,105 @@
+"""Kernels that take one sample a block, and constant rows with diagonal Hessians as they want them; see `rows.cuh`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
+from snarenet.linalg import Spectrum
+from snarenet.repair.gpu import launching, nvrtc
+
+THREADS = 256  # of a block, at most: the compiler then leaves room for two blocks a multiprocessor
+LOST, FOUND, CROWDED = range(3)  # how a search ends; crowded: more rows in use than there was room for
+_RESERVED = 1024  # bytes of shared memory that a multiprocessor keeps for itself, for every block
+
+
+class PackedRows(NamedTuple):
+    """Constant rows, as the kernels want them."""
+
+    constants: Tensor  # everything in `struct Rows` of rows.cuh, one after the other
+    size: int  # variables
+    kept: int  # rows that are not eliminated
+    eliminated: int  # rows that are
+    rank: int  # of the latter
+    bytes: tuple[int, ...]  # shared memory of a block, for each number of rows that may be in use at a time
+
+
+def suits(map: Map) -> bool:
+    """Are these rows the same for all samples and training steps, with diagonal Hessians?"""
+    return bool(map.rows) and all(_suits(part) for part in map.parts)
+
+
+def _suits(part: Map) -> bool:
+    if isinstance(part, QuadraticMap):
+        constant = part.H.ndim == part.G.ndim == 2 and not (part.H.requires_grad or part.G.requires_grad)
+        return part.diagonal and constant
+    return isinstance(part, IdentityMap) or (isinstance(part, LinearMap) and part.constant)
+
+
+def tensors(map: Map) -> tuple[Tensor, ...]:
+    """The coefficients of rows that suit."""
+    return tuple(tensor for part in map.parts for tensor in _tensors(part))
+
+
+def _tensors(part: Map) -> tuple[Tensor, ...]:
+    if isinstance(part, QuadraticMap):
+        return part.H, part.G
+    return (part.A,) if isinstance(part, LinearMap) else ()
+
+
+def pack(source: str, map: Map, spectrum: Spectrum | None, y: Tensor, used: int) -> PackedRows | None:
+    """Rows that suit, for the kernels of a source file; None if a block has no memory for so many of them at a time.
+
+    `spectrum` is that of the rows that were eliminated.
+    """
+    size, kept, eliminated = y.shape[1], map.rows, 0 if spectrum is None else len(spectrum.A)
+    need = _shared_bytes(source, size, kept, eliminated, y)
+    if need[used] > launching.most_shared(y):
+        return None
+    H, G = (torch.cat(pieces) for pieces in zip(*(_coefficients(part, y) for part in map.parts), strict=True))
+    pieces, rank = [H, G, H.T, G.T], 0
+    if spectrum is not None:
+        A, rank = spectrum.A, len(spectrum.values)
+        complete = torch.linalg.qr(spectrum.right, mode="complete").Q
+        basis = torch.cat([spectrum.right, complete[:, rank:]], 1)
+        left = spectrum.left / spectrum.root.unsqueeze(1)
+        values = torch.cat([spectrum.values, A.new_zeros(size - rank)])
+        pieces += [A, A.T, basis, basis.T, left, left.T, values, spectrum.root.square()]
+    return PackedRows(torch.cat([piece.reshape(-1) for piece in pieces]), size, kept, eliminated, rank, need)
+
+
+def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
+    """H and G (rows, n) of a part."""
+    if isinstance(part, QuadraticMap):
+        return part.H, part.G
+    G = part.jacobian(y)
+    return torch.zeros_like(G), G
+
+
+def _shared_bytes(source: str, size: int, kept: int, eliminated: int, y: Tensor) -> tuple[int, ...]:
+    """Shared memory of a block, as `struct Work` of rows.cuh lays it out, for 0, 1, ..., `kept` rows in use."""
+    found = torch.empty(kept + 1, dtype=torch.int32, device=y.device)
+    _load(source, y).launch("shared_bytes", 1, 1, 0, [size, kept, eliminated + kept, THREADS, found])
+    return tuple(found.tolist())
+
+
+def room(rows: PackedRows, y: Tensor, blocks: int) -> int:
+    """The most rows that may be in use at a time if a multiprocessor is to have so many blocks."""
+    memory = (launching.most_shared(y) + _RESERVED) // blocks - _RESERVED
+    return max(0, bisect_right(rows.bytes, memory) - 1)
+
+
+def launch(
+    source: str, name: str, rows: PackedRows, like: Tensor, *arguments: nvrtc.Argument, used: int | None = None
+) -> None:
+    """Start a kernel for these rows, `used` of them at a time at most: one block a sample, as many as `like` has."""
+    shared = rows.bytes[rows.kept if used is None else used]
+    _load(source, like).launch(name, len(like), THREADS, shared, [*rows[:5], *arguments])
+
+
+def _load(source: str, like: Tensor) -> nvrtc.Kernels:
+    return launching.load(source, like.dtype, like.device, THREADS=THREADS, LOST=LOST, FOUND=FOUND, CROWDED=CROWDED)

@@ -1,0 +1,6 @@
+"""The plain engine: the `loop`, the `spaces` that it runs in, and its `tape`."""
+
+from snarenet.repair.loop.loop import Loop
+from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space
+
+__all__ = ["Budget", "ConstraintSpace", "Loop", "OutputSpace", "Space"]

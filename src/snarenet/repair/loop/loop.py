@@ -1,0 +1,146 @@
+r"""`Loop`: the plain engine. Any constraints, any damping, any device; what a step is, either way, says `spaces.py`.
+
+$$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, $$
+$$ r = \mathrm{relu}(g - u) - \mathrm{relu}(l - g) $$
+
+A sample stops when its own max |r| is at most the tolerance, and is never moved again. The steps are not unrolled: the
+loop writes them to a tape (`tape.py`), which is read backward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import largest, residual
+from snarenet.damping import Damping
+from snarenet.repair.engine import Batch, Engine, Outcome
+from snarenet.repair.loop.spaces import Space
+from snarenet.repair.loop.steps import Step
+from snarenet.repair.loop.tape import StepTape
+from snarenet.repair.stopping import CONVERGED, GOING, all_go_on, inner_tolerance, judge, settle, strictness
+from snarenet.tracing import tracing
+
+
+class Loop(Engine):
+    """Takes steps in a space.
+
+    Args:
+        space: where to iterate, and how a step is made and pulled back.
+        damping: the rule of the damping.
+        tol: the tolerance.
+        max_steps: limit on steps.
+    """
+
+    def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
+        self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
+        self.traceable = space.traceable
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        return self.space.tensors(y)
+
+    def detached(self, leaves: dict[int, Tensor]) -> Loop:
+        return Loop(self.space.detached(leaves), self.damping, self.tol, self.max_steps)
+
+    def run(self, batch: Batch, taped: bool) -> tuple[Outcome, StepTape | None]:
+        """Run the loop.
+
+        In eager mode samples that stop leave the batch, and the loop ends with the last one. A compiled or recorded
+        loop cannot choose: it takes all `max_steps` steps and freezes the samples that have stopped.
+        """
+        eager, tape = not tracing(), StepTape(self.space, batch.learns_bounds) if taped else None
+        live = self._begin(batch, eager)
+        whole = live.write(())
+        stopped = eager and (len(batch.y) == 0 or not bool((live.status == GOING).all()))
+        for k in range(self.max_steps):
+            if stopped:
+                whole = live.write(whole)
+                live = live.select((live.status == GOING).nonzero().squeeze(1))
+                if not len(live.status):
+                    break
+            live, stopped = self._step(k, live, eager, tape)
+        position, status, steps = live.write(whole)
+        if tape is not None:
+            tape.failures = eager and bool((status != CONVERGED).any())
+        return Outcome(self.space.finish(batch.y, position), status, steps), tape
+
+    def _begin(self, batch: Batch, eager: bool) -> _Live:
+        """Everybody before the first step."""
+        y, lower, upper, finite = batch
+        space, damping, position = self.space, self.damping, self.space.start(y)
+        r = residual(space.value(position), lower, upper)
+        worst = largest(r)
+        status = judge(worst, self.tol, broken=~finite | ~(worst < math.inf), stalled=None)
+        strict = strictness(space.scales().expand_as(r), self.tol) if damping.relative else None
+        if strict is not None and eager and bool((strict == 1).all()):
+            strict = None
+        level, steps = damping.first(y), torch.zeros_like(status)
+        return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps)
+
+    def _step(self, k: int, s: _Live, eager: bool, tape: StepTape | None) -> tuple[_Live, bool]:
+        """Everybody after step k, and whether somebody stopped."""
+        violated, tol = (s.residual != 0) | s.pinned, inner_tolerance(self.tol, s.space.slack)
+        trial, saved = s.space.step(s.position, s.residual, violated, s.level)
+        r = residual(s.space.value(trial), s.lower, s.upper)
+        worst = largest(r if s.strictness is None else r * s.strictness)
+        stalled, gain = s.space.stationary(s.residual, s.level, saved), None
+        if self.damping.searches:
+            gain, idle = _gain(s, violated, trial, r, saved)
+            stalled = idle if stalled is None else idle | stalled
+        moved, status, stopped = None, s.status, False
+        if not (eager and gain is None and all_go_on(worst, tol, stalled)):
+            moved, status = settle(s.status, s.worst, worst, gain, stalled, tol)
+            stopped = eager and not bool((status == GOING).all())
+            if eager and bool(moved.all()):
+                moved = None
+            else:
+                trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
+                worst = torch.where(moved, worst, s.worst)
+        if tape is not None:
+            below = s.residual < 0 if tape.bounds else None
+            tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
+        level = self.damping.following(k, s.level, gain)
+        steps = s.steps + (1 if eager else (s.status == GOING))
+        return s._replace(position=trial, residual=r, worst=worst, level=level, status=status, steps=steps), stopped
+
+
+class _Live(NamedTuple):
+    """The samples at work and where they stand; a sample is going while its status is GOING."""
+
+    samples: Tensor | None  # their places in the batch; None for the whole batch
+    space: Space
+    lower: Tensor
+    upper: Tensor
+    pinned: Tensor  # rows that are equalities
+    strictness: Tensor | None  # factors on the residual before it is compared with the tolerance
+    position: Tensor
+    residual: Tensor
+    worst: Tensor
+    level: float | Tensor  # the damping of the next step
+    status: Tensor
+    steps: Tensor
+
+    def select(self, keep: Tensor) -> _Live:
+        """Some of these samples."""
+        samples = keep if self.samples is None else self.samples[keep]
+        rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
+        return _Live(samples, self.space.select(keep), *rest)
+
+    def write(self, whole: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """(position, status, steps) of the whole batch, with these samples brought up to date."""
+        mine = (self.position, self.status, self.steps)
+        if self.samples is None:
+            return mine
+        return tuple(old.index_copy(0, self.samples, new) for old, new in zip(whole, mine, strict=True))
+
+
+def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
+    """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
+    scales = s.space.scales()
+    before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
+    foreseen = s.space.predict(s.position, trial, s.residual, saved) * violated
+    predicted = before - (foreseen.square() / scales).sum(1)
+    return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before

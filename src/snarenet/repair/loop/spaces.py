@@ -1,0 +1,306 @@
+r"""Where the repair iterates, and the exact adjoint of its steps.
+
+A *space* holds the constraints of one batch and knows how to take a step and how to pull a cotangent back through it.
+
+- `ConstraintSpace`: all rows linear and constant. Iterates on z = A y with one cached spectrum,
+  $z \leftarrow z - r T_k$, and recovers y at the end: no matrix per sample.
+- `OutputSpace`: everything else. Iterates on y with one linear system per sample and step.
+
+The adjoint of $y^+ = y - J^\top w$, $(J J^\top + \lambda D) w = r$: with $v$ the cotangent of $y^+$,
+$p = (J J^\top + \lambda D)^{-1} J v$, $e = v - J^\top p$ and $d = J^\top w$, all held fixed in
+
+$$ \psi(y, \cdot) = \langle w, \partial g\, e \rangle - \langle p, \partial g\, d \rangle + \langle p, r \rangle, $$
+
+the cotangent of y is $v - \nabla_y \psi$, that of every tensor inside g is $-\nabla \psi$, that of a bound is p on the
+rows that break it, and that of the row scale $D_{ii}$ is $\lambda p_i w_i$. docs/mathematics.md derives this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps import Map, add, gradients
+from snarenet.linalg import (
+    ConjugateGradients,
+    Dual,
+    Eliminated,
+    EliminatedBox,
+    Primal,
+    Spectrum,
+    System,
+    column,
+    eliminate,
+)
+from snarenet.repair.loop.steps import Pulled, Step
+from snarenet.repair.stopping import negligible, slack
+
+
+class Space(ABC):
+    """The iteration's state and its steps; `position` is what it iterates on, one row per sample."""
+
+    slack: float = 0.0  # how far rounding may move the residual between the last step and y
+    traceable: bool = False  # can torch.compile trace its adjoint?
+
+    @abstractmethod
+    def start(self, y: Tensor) -> Tensor:
+        """The position of y."""
+
+    @abstractmethod
+    def value(self, position: Tensor) -> Tensor:
+        """g at a position: (b, rows)."""
+
+    @abstractmethod
+    def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
+        """The next position and what the step's way back needs."""
+
+    @abstractmethod
+    def finish(self, y: Tensor, position: Tensor) -> Tensor:
+        """The output that belongs to a position, for the prediction y."""
+
+    @abstractmethod
+    def select(self, keep: Tensor) -> Space:
+        """The space of some of its samples."""
+
+    @abstractmethod
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
+        """The residual that the linear model foresees after a step, (b, rows)."""
+
+    @abstractmethod
+    def scales(self) -> Tensor:
+        """(b, rows) or (rows,): the scale of each row, its squared length for a relative damping and 1 otherwise."""
+
+    def stationary(self, residual: Tensor, damping: float | Tensor, saved: Any) -> Tensor | None:
+        """(b,) true where no step can reduce the violation, or None where the space cannot tell."""
+        return None
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The tensors inside g that need a gradient."""
+        return ()
+
+    def detached(self, leaves: dict[int, Tensor]) -> Space:
+        """The same space on tensors without a history; see `constraints.maps.cut`."""
+        return self
+
+    @abstractmethod
+    def pull_start(self, v: Tensor) -> Tensor:
+        """The cotangent of the last position, from that of the output, v (B, n)."""
+
+    @abstractmethod
+    def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
+        """The step's share of the gradients, from the cotangent of the position after it."""
+
+    @abstractmethod
+    def pull_finish(
+        self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Gradients in the prediction y and in `wanted`, from the cotangents of the first position and the scales."""
+
+
+def keep_where(mask: Tensor | None, value: Tensor) -> Tensor:
+    """value (b, m) where the mask (b, m) or (b,) is true, else 0; all of it without a mask."""
+    if mask is None:
+        return value
+    return torch.where(mask if mask.ndim == 2 else mask.unsqueeze(1), value, 0.0)
+
+
+class ConstraintSpace(Space):
+    r"""All rows are A y with one A; the position is z = A y.
+
+    Its adjoint works with b, where $A v = A A^\top b$: a step takes $b \leftarrow b - q$, q the violated rows of
+    $T_k^\top b$, and the prediction's cotangent is $v - A^\top \sum q$.
+    """
+
+    traceable = True
+
+    def __init__(self, spectrum: Spectrum) -> None:
+        self.spectrum = spectrum
+        self.slack = slack(spectrum.A.dtype)
+
+    def start(self, y: Tensor) -> Tensor:
+        return y @ self.spectrum.A.T
+
+    def value(self, position: Tensor) -> Tensor:
+        return position
+
+    def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
+        return position - self.spectrum.transfer(residual, damping), None
+
+    def finish(self, y: Tensor, position: Tensor) -> Tensor:
+        for _ in range(2):  # the second time only refines: it removes what rounding left of the first
+            y = y - (self.start(y) - position) @ self.spectrum.pseudo_inverse.T
+        return y
+
+    def select(self, keep: Tensor) -> ConstraintSpace:
+        return self
+
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
+        return residual - (position - trial)
+
+    def scales(self) -> Tensor:
+        return self.spectrum.root.square()
+
+    def pull_start(self, v: Tensor) -> Tensor:
+        return v @ self.spectrum.pseudo_inverse
+
+    def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
+        q = keep_where(step.violated, self.spectrum.transfer(cotangent, step.damping, transpose=True))
+        q = keep_where(step.moved, q)
+        return Pulled(cotangent - q, q, None, ())
+
+    def pull_finish(
+        self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        return v - (self.pull_start(v) - cotangent) @ self.spectrum.A, ()
+
+
+class Budget:
+    """Bytes that may still be spent on keeping factors for the backward pass."""
+
+    def __init__(self, total: float) -> None:
+        self.left = total
+
+    def take(self, factor: Tensor | None) -> Tensor | None:
+        """`factor` if it fits, else None."""
+        if factor is None or (size := factor.numel() * factor.element_size()) > self.left:
+            return None
+        self.left -= size
+        return factor
+
+
+class Saved(NamedTuple):
+    """A step in output space: where it started, how far it went, its multipliers, and its factor if there was room."""
+
+    y: Tensor
+    d: Tensor
+    w: Tensor
+    factor: Tensor | None
+
+
+class OutputSpace(Space):
+    """Any constraints; the position is y. Eliminated rows come first, the others after them.
+
+    Args:
+        eliminated: a box or constant rows that are eliminated, or None.
+        spectrum: the spectrum of the eliminated rows; None for a box.
+        others: the remaining rows.
+        scale: (B, m) scale of the remaining rows.
+        scale_fn: the scale as a function of (others, y), differentiable; None where it is constant.
+        active: use only equalities and violated rows in J.
+        krylov: matrix-free solver, or None for Cholesky factors.
+        budget: memory for factors that the backward pass reuses.
+    """
+
+    def __init__(
+        self,
+        eliminated: Map | None,
+        spectrum: Spectrum | None,
+        others: Map,
+        scale: Tensor,
+        scale_fn: Callable[[Map, Tensor], Tensor] | None,
+        active: bool,
+        krylov: ConjugateGradients | None,
+        budget: Budget,
+    ) -> None:
+        self.eliminated, self.spectrum, self.others = eliminated, spectrum, others
+        self.scale, self.scale_fn, self.active = scale, scale_fn, active
+        self.krylov, self.budget = krylov, budget
+        self.first = 0 if eliminated is None else eliminated.rows  # where the other rows begin
+
+    def start(self, y: Tensor) -> Tensor:
+        return y
+
+    def value(self, position: Tensor) -> Tensor:
+        value = self.others.value(position)
+        return value if self.eliminated is None else torch.cat([self.eliminated.value(position), value], 1)
+
+    def finish(self, y: Tensor, position: Tensor) -> Tensor:
+        return position
+
+    def select(self, keep: Tensor) -> OutputSpace:
+        eliminated = None if self.eliminated is None else self.eliminated.select(keep)
+        return self._with(eliminated, self.others.select(keep), self.scale[keep])
+
+    def detached(self, leaves: dict[int, Tensor]) -> OutputSpace:
+        return self._with(self.eliminated, self.others.detached(leaves), self.scale)
+
+    def _with(self, eliminated: Map | None, others: Map, scale: Tensor) -> OutputSpace:
+        return OutputSpace(
+            eliminated, self.spectrum, others, scale, self.scale_fn, self.active, self.krylov, self.budget
+        )
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        return self.others.tensors(y)
+
+    def scales(self) -> Tensor:
+        if self.eliminated is None:
+            return self.scale
+        first = self.scale.new_ones(self.first) if self.spectrum is None else self.spectrum.root.square()
+        return torch.cat([first.expand(self.scale.shape[0], -1), self.scale], 1)
+
+    def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Tensor | None = None) -> System:
+        """The linear system of a step from y."""
+        active = violated.to(y.dtype) if self.active else None
+        others = None if active is None else active[:, self.first :]
+        if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
+            return Primal(self.others, y, others, self.scale, damping, factor)
+        eliminated: Eliminated | None = None
+        if self.spectrum is not None:
+            eliminated = eliminate(self.spectrum, damping)
+        elif self.eliminated is not None:
+            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first], damping)
+        delta = self.scale * column(damping)
+        return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
+
+    def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
+        system = self.system(position, violated, damping)
+        d, w = system.step(residual[:, self.first :], residual[:, : self.first])
+        return position - d, Saved(position, d, w, self.budget.take(system.factor))
+
+    def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Saved) -> Tensor:
+        change = self.others.jvp(position, saved.d)
+        if self.eliminated is not None:
+            change = torch.cat([self.eliminated.jvp(position, saved.d), change], 1)
+        return residual - change
+
+    def stationary(self, residual: Tensor, damping: float | Tensor, saved: Saved) -> Tensor:
+        r"""Is the gradient $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$ nothing beside $\tilde r$?
+
+        The scaled rows have about unit length, so the norm of their Gram matrix is at most their number.
+        """
+        size = (residual.square() / self.scales()).sum(1).sqrt()
+        bound = saved.d.norm(dim=1) * (residual.shape[1] + damping)
+        return bound <= negligible(size.dtype) * size
+
+    def pull_start(self, v: Tensor) -> Tensor:
+        return v
+
+    def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
+        y, d, w, factor = step.saved
+        system = self.system(y, step.violated, step.damping, factor)
+        p, e, p_eliminated = system.adjoint(cotangent)
+        p, w = keep_where(step.moved, p), keep_where(step.moved, w)
+        q = keep_where(step.violated[:, self.first :], p)
+        change, *found = self.others.pullback(y, [(w, e), (-p, d)], q, wanted)
+        if self.eliminated is not None and p_eliminated is not None:
+            first = keep_where(step.moved, keep_where(step.violated[:, : self.first], p_eliminated))
+            change = add(change, self.eliminated.vjp(y, first))
+            q = torch.cat([first, q], 1)
+        before = cotangent if change is None else cotangent - change
+        scale = None if self.scale_fn is None else system.weight * p * w
+        return Pulled(before, q, scale, [None if f is None else -f for f in found])
+
+    def pull_finish(
+        self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if scale is None or self.scale_fn is None:
+            return cotangent, [None] * len(wanted)
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            weighted = (scale * self.scale_fn(self.others, y)).sum()
+        change, *found = gradients(weighted, (y, *wanted))
+        return cotangent if change is None else cotangent + change, found

@@ -1,0 +1,129 @@
+"""`repair`: set aside what is not finite, start, attempt, rescue, judge; what an attempt is says the engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Constraints, Instance, largest, residual
+from snarenet.damping import Adaptive, Annealed, Damping, as_damping
+from snarenet.repair.autograd import differentiable
+from snarenet.repair.choose import choose
+from snarenet.repair.engine import Batch
+from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
+from snarenet.repair.start.nearest import approach
+from snarenet.repair.stopping import CONVERGED, GOING
+from snarenet.solution import Solution
+from snarenet.tracing import tracing, without_grad
+
+
+def repair(
+    constraints: Constraints,
+    y: Tensor,
+    x: Any = None,
+    *,
+    damping: float | Damping = Annealed(),
+    rows: Rows = "auto",
+    tol: float = 1e-8,
+    max_steps: int = 100,
+    relax: float | Tensor = 0.0,
+    rescue: bool = False,
+    nearest: int = 0,
+    weights: Tensor | None = None,
+    solver: Solver = "auto",
+    store_factors: Store = "auto",
+    dtype: torch.dtype | None = None,
+) -> Solution:
+    """Repair a batch of predictions; gradients flow to y, x, the bounds and every tensor inside the constraints.
+
+    Args:
+        constraints: the set to reach.
+        y: (B, n) predictions.
+        x: inputs of the set: None, a tensor or a pytree of tensors, each with one row per sample.
+        damping: `Constant`, `Annealed` or `Adaptive`; a number means `Constant`.
+        rows: rows of J in a step: "all" (the paper), "active" (equalities and violated inequalities), or "auto": all
+            where the Jacobian is constant with full row rank, active otherwise.
+        tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
+        max_steps: limit on steps.
+        relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
+        rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
+        nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
+            constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
+            damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that have diagonal Hessians, or depend
+            on x, they are of an active-set method, 10 to 26, and the projection is exact, or, where it was not found,
+            not made. Next to other rows only those that are linear and constant count.
+        weights: (n,) positive numbers, the metric of `nearest`: it measures distances by
+            sum_i weights_i (y_i - z_i)^2. The second derivatives of an objective make the nearest point a good one.
+        solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
+            problems.
+        store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
+        dtype: precision of the repair, float64 unless given; values come back in the dtype of y.
+    """
+    options = Options(
+        as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64
+    )
+    if not nearest or not isinstance(weights, Tensor):  # their numbers are checked once, where they are used
+        check_weights(weights, nearest)
+    return repair_with(options, constraints, y, x, relax, weights)
+
+
+def repair_with(
+    options: Options,
+    constraints: Constraints,
+    y: Tensor,
+    x: Any = None,
+    relax: float | Tensor = 0.0,
+    weights: Tensor | None = None,
+) -> Solution:
+    """`repair` with options that were checked before."""
+    work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
+    if options.nearest:
+        start = approach(constraints.memo, instance, start, options.nearest, weights)
+    out = _attempt(options, constraints, instance, start, finite)
+    if options.rescue and (options.damping, options.rows) != (Adaptive(), "active") and not tracing():
+        failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
+        if len(failed):
+            gentle = replace(options, damping=Adaptive(), rows="active")
+            again = _attempt(gentle, constraints, instance.select(failed), start[failed], finite[failed])
+            out = out.improved(failed, again)
+    value = torch.where(finite.unsqueeze(1), out.value, work).to(y.dtype)
+    violation = out.violation if y.dtype == options.dtype else _violation(instance, value.to(options.dtype))
+    return Solution(value, y, out.status, out.steps, torch.where(finite, violation, math.inf))
+
+
+class _Judged(NamedTuple):
+    """What one attempt at a repair led to, for every sample."""
+
+    value: Tensor
+    status: Tensor
+    steps: Tensor
+    violation: Tensor
+
+    def improved(self, samples: Tensor, again: _Judged) -> _Judged:
+        """This with `samples` replaced by a second attempt, where that is better; its steps count anyway."""
+        better = (again.violation < self.violation[samples]).nonzero().squeeze(1)
+        value, status, _, violation = (
+            old.index_copy(0, samples[better], new[better]) for old, new in zip(self, again, strict=True)
+        )
+        return _Judged(value, status, self.steps.index_add(0, samples, again.steps), violation)
+
+
+def _attempt(options: Options, constraints: Constraints, instance: Instance, y: Tensor, finite: Tensor) -> _Judged:
+    """One way from y to the set, judged by what it leads to."""
+    engine, lower, upper = choose(options, constraints.memo, instance, y)
+    value, status, steps = differentiable(engine, Batch(y, lower, upper, finite))
+    violation = _violation(instance, value)
+    reached = finite & (violation <= options.tol)  # certain only now: engines round, and may be stricter than needed
+    status = torch.where(reached, CONVERGED, torch.where(status == CONVERGED, GOING, status))
+    return _Judged(value, status, steps, violation)
+
+
+def _violation(instance: Instance, y: Tensor) -> Tensor:
+    """(B,) the largest violation of y, infinite where it is not a number."""
+    with without_grad():
+        worst = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+        return torch.where(worst.isnan(), math.inf, worst)

@@ -1,0 +1,38 @@
+"""`approach`: towards the nearest point of the set, by the method that suits its rows, on the device at hand.
+
+The repair finds *a* feasible point; with satisfied rows frozen it may lie far from the prediction, and the map from one
+to the other may stretch distances, and with them the errors of a network. The orthogonal projection does not: it never
+moves two points apart.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from snarenet.constraints.base import Instance
+from snarenet.memo import Memo
+from snarenet.repair.gpu import admm as admm_kernels
+from snarenet.repair.gpu import search as search_kernel
+from snarenet.repair.options import check_weights
+from snarenet.repair.start import active_set, admm
+
+
+def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
+    """Points (B, n) near the projections of y.
+
+    Where all rows have diagonal Hessians, and some are not constant and linear, these are the projections onto all
+    rows, by an active-set method; else onto the constant linear rows, by ADMM, and y itself if there are none.
+    `weights` (n,) are those of the squared distance, equal unless given. `memo` keeps what is computed once.
+    """
+    if weights is not None:
+        memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
+    map = instance.map
+    if map.separable and not all(part.constant for part in map.parts):
+        packed = search_kernel.pack(memo, map, y)
+        search = active_set.search if packed is None else partial(search_kernel.search, packed)
+        return active_set.project(instance, y, iterations, weights, search)
+    rows = sum(part.rows for part in map.parts if part.constant)
+    iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
+    return admm.approach(memo, instance, y, iterations, weights, iterate)

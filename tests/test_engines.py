@@ -1,0 +1,287 @@
+"""What every engine must do. An engine's test class says which sets it is chosen for, and inherits every test.
+
+The reference is the textbook's unrolled loop. On a CPU the kernels are emulated; with `-m gpu` they run on a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+
+import pytest
+import torch
+from conformance import assert_equal, draw
+from emulation import on_devices, use_kernels
+from textbook import textbook_repair
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.repair.autograd import differentiable
+from snarenet.repair.choose import Choice, choose
+from snarenet.repair.engine import Batch, Engine
+from snarenet.repair.gpu import blocks
+from snarenet.repair.gpu.curved import CurvedKernels
+from snarenet.repair.gpu.linear import LinearKernels
+from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.options import Options
+from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, STALLED
+
+BATCH, SIZE = 5, 6
+
+
+def polytope() -> sn.Constraints:
+    """Independent constant rows, one of them without a bound, and equalities that depend on x."""
+    lower = torch.tensor([-torch.inf, -0.5, 0.1], dtype=torch.float64)
+    upper = torch.tensor([torch.inf, 0.5, 0.4], dtype=torch.float64)
+    return sn.Linear(draw(3, SIZE, seed=1), lower, upper) & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
+
+
+def ellipsoids() -> sn.Constraints:
+    """Rows with diagonal Hessians, and equalities that depend on x."""
+    H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
+    curved = sn.Quadratic(H, G, upper=lambda x: 1 + x[:, :1].expand(-1, 3))
+    return curved & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
+
+
+def contradiction() -> sn.Constraints:
+    """The same row above 1 and below -1, and a bound that depends on x."""
+    row = draw(1, SIZE, seed=5)
+    return sn.Linear(row, lower=1.0) & sn.Linear(row.clone(), upper=-1.0)
+
+
+class EngineConformance:
+    """Inherit, and say which engine it is about."""
+
+    options = Options()
+    active = False  # are only active rows used?
+
+    @abstractmethod
+    def constraints(self) -> sn.Constraints: ...
+
+    @abstractmethod
+    def check(self, engine: Engine) -> None:
+        """Is this the engine that the class is about?"""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        """Whatever makes it the one that is chosen; no kernels."""
+        use_kernels(monkeypatch, device, on=False)
+
+    @pytest.fixture(autouse=True)
+    def _prepare(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        self.device = device
+        self.patch(monkeypatch, device)
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        y, x = draw(BATCH, SIZE, seed=6, scale=2).to(self.device), draw(BATCH, 2, seed=7, scale=0.3).to(self.device)
+        return y.requires_grad_(), x.requires_grad_()
+
+    def choose(self, y: Tensor, x: Tensor, options: Options | None = None) -> Choice:
+        constraints = self.constraints().to(self.device)
+        choice = choose(options or self.options, constraints.memo, constraints.at(y, x), y)
+        self.check(choice.engine)
+        return choice
+
+    def run(self, y: Tensor, x: Tensor, options: Options | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        engine, lower, upper = self.choose(y, x, options)
+        return differentiable(engine, Batch(y, lower, upper, y.isfinite().all(1)))
+
+    @pytest.mark.parametrize("damping", [sn.Annealed(10.0, 0.5, 1e-6), sn.Constant(0.05)], ids=["annealed", "constant"])
+    def test_equal_to_the_textbook(self, damping: sn.Damping) -> None:
+        """Value and gradients in y and x after a few steps: those of an unrolled loop."""
+        found = []
+        options = replace(self.options, damping=damping, max_steps=6)
+        for textbook in (False, True):
+            y, x = self.inputs()
+            value = self.textbook(y, x, damping, options) if textbook else self.run(y, x, options)[0]
+            weights = draw(*value.shape, seed=9).to(self.device)
+            found.append((value.detach(), *torch.autograd.grad((weights * value).sum(), [y, x])))
+        assert_equal(found[0][0], found[1][0], 1e-9)
+        for mine, theirs in zip(found[0][1:], found[1][1:], strict=True):
+            assert theirs.abs().max() > 1e-3
+            assert_equal(mine, theirs, 1e-7)
+
+    def textbook(self, y: Tensor, x: Tensor, damping: sn.Damping, options: Options) -> Tensor:
+        constraints = self.constraints().to(self.device)
+        map, lower, upper, _ = constraints.at(y, x)
+        level = damping.at if isinstance(damping, sn.Annealed) else lambda k: float(damping.first(y))
+        return textbook_repair(
+            map.value,
+            lambda y: map.jacobian(y).expand(BATCH, -1, -1),
+            lower,
+            upper,
+            y,
+            damping=level,
+            relative=damping.relative,
+            active=self.active,
+            max_steps=options.max_steps,
+        )[0]
+
+    def test_converges(self) -> None:
+        y, x = self.inputs()
+        value, status, steps = self.run(y, x)
+        assert (status == CONVERGED).all()
+        assert (steps > 2).all()
+        assert self.constraints().to(self.device).violation(value, x).max() <= self.options.tol
+
+    def test_differences(self) -> None:
+        """Central differences of the converged value in y and in the bounds."""
+        y, x = (tensor.detach() for tensor in self.inputs())
+        options = replace(self.options, damping=sn.Annealed(1.0, 0.3))
+
+        def value(y: Tensor, x: Tensor) -> Tensor:
+            return self.run(y, x, options)[0]
+
+        leaves = [y.clone().requires_grad_(), x.clone().requires_grad_()]
+        weights = draw(BATCH, SIZE, seed=9).to(self.device)
+        found = torch.autograd.grad((weights * value(*leaves)).sum(), leaves)
+        for k, leaf in enumerate((y, x)):
+            direction = draw(*leaf.shape, seed=10 + k).to(self.device)
+            step = 1e-5 * direction
+            ends = [value(*(t + s * step if i == k else t for i, t in enumerate((y, x)))) for s in (1.0, -1.0)]
+            difference = (weights * (ends[0] - ends[1])).sum() / 2e-5
+            assert_equal((found[k] * direction).sum(), difference, 1e-5)
+
+    def test_a_tape_changes_nothing(self) -> None:
+        y, x = self.inputs()
+        engine, lower, upper = self.choose(y, x)
+        batch = Batch(y.detach(), lower.detach(), upper.detach(), torch.ones(BATCH, dtype=torch.bool, device=y.device))
+        with torch.no_grad():
+            (plain, none), (taped, tape) = (engine.run(batch, taped=taped) for taped in (False, True))
+        assert none is None
+        assert tape is not None
+        for a, b in zip(plain, taped, strict=True):
+            assert torch.equal(a, b)
+
+    def test_bounds_without_gradients_get_none(self) -> None:
+        y, x = self.inputs()
+        engine, lower, upper = self.choose(y, x.detach())
+        with torch.no_grad():
+            batch = Batch(y, lower, upper, torch.ones(BATCH, dtype=torch.bool, device=y.device))
+            _, tape = engine.run(batch, taped=True)
+            assert tape is not None
+            found = tape.pull_back(y, torch.ones_like(y), ())
+        assert found.lower is None
+        assert found.upper is None
+        assert found.y.abs().max() > 0
+
+    def test_a_sample_does_not_depend_on_its_batch(self) -> None:
+        y, x = self.inputs()
+        value, status, steps = self.run(y, x)
+        gradient = torch.autograd.grad(value.square().sum(), y)[0]
+        for i in range(BATCH):
+            mine, alone = y[i : i + 1].detach().requires_grad_(), x[i : i + 1]
+            again, own_status, own_steps = self.run(mine, alone)
+            assert_equal(again[0], value[i], 1e-11)
+            assert_equal(torch.autograd.grad(again.square().sum(), mine)[0][0], gradient[i], 1e-9)
+            assert (own_status[0], own_steps[0]) == (status[i], steps[i])
+
+    def test_samples_that_are_not_finite(self) -> None:
+        y, x = self.inputs()
+        expected = self.run(y, x)[0]
+        bad = y.detach().clone()
+        bad[1, 2] = torch.nan
+        engine, lower, upper = self.choose(y, x)  # a repair puts zeros in their place, and says so
+        finite = bad.isfinite().all(1)
+        value, status, _ = differentiable(
+            engine, Batch(torch.where(finite.unsqueeze(1), bad, 0.0).requires_grad_(), lower, upper, finite)
+        )
+        assert status[1] == NONFINITE
+        assert_equal(value[[0, 2, 3, 4]], expected[[0, 2, 3, 4]], 1e-11)
+
+    def test_too_few_steps(self) -> None:
+        y, x = self.inputs()
+        _, status, steps = self.run(y, x, replace(self.options, max_steps=2))
+        assert (status == GOING).all()
+        assert (steps == 2).all()
+
+    def test_a_feasible_point_stays(self) -> None:
+        y, x = self.inputs()
+        inside = self.run(y, x)[0].detach().requires_grad_()
+        value, status, steps = self.run(inside, x)
+        assert (status == CONVERGED).all()
+        assert (steps == 0).all()
+        assert_equal(value, inside, 1e-12)
+        assert_equal(torch.autograd.grad(value.sum(), inside)[0], torch.ones_like(inside), 1e-12)
+
+    def test_single_precision(self) -> None:
+        y, x = (tensor.detach().float() for tensor in self.inputs())
+        options = replace(self.options, dtype=torch.float32, tol=1e-4)
+        value, status, _ = self.run(y, x, options)
+        assert value.dtype == torch.float32
+        assert (status == CONVERGED).all()
+
+
+@on_devices
+class TestLoopInConstraintSpace(EngineConformance):
+    def constraints(self) -> sn.Constraints:
+        return polytope()
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, Loop)
+        assert isinstance(engine.space, ConstraintSpace)
+
+
+@on_devices
+class TestLoopInOutputSpace(EngineConformance):
+    active = True
+
+    def constraints(self) -> sn.Constraints:
+        return ellipsoids()
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, Loop)
+        assert isinstance(engine.space, OutputSpace)
+
+
+class TestLoopWithASearch(TestLoopInOutputSpace):
+    """A damping that may reject steps; it has no textbook."""
+
+    options = Options(damping=sn.Adaptive())
+    test_equal_to_the_textbook = test_differences = test_too_few_steps = None
+
+
+@on_devices
+class TestLinearKernels(EngineConformance):
+    def constraints(self) -> sn.Constraints:
+        return polytope()
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, LinearKernels)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        use_kernels(monkeypatch, device)
+
+
+class TestLinearKernelsStepByStep(TestLinearKernels):
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        super().patch(monkeypatch, device)
+        monkeypatch.setattr(blocks, "MOST_ROWS", 0)
+
+
+@on_devices
+class TestCurvedKernels(EngineConformance):
+    active = True
+
+    def constraints(self) -> sn.Constraints:
+        return ellipsoids()
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, CurvedKernels)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        use_kernels(monkeypatch, device)
+
+
+def test_every_engine_has_a_suite() -> None:
+    """A new engine that nobody tests is noticed."""
+    tested = {TestLoopInConstraintSpace: Loop, TestLinearKernels: LinearKernels, TestCurvedKernels: CurvedKernels}
+    assert set(Engine.__subclasses__()) == set(tested.values())
+
+
+def test_an_empty_set_stalls() -> None:
+    constraints = contradiction()
+    y = draw(BATCH, SIZE, seed=6)
+    engine, lower, upper = choose(Options(), constraints.memo, constraints.at(y), y)
+    value, status, _ = differentiable(engine, Batch(y, lower, upper, torch.ones(BATCH, dtype=torch.bool)))
+    assert (status == STALLED).all()
+    assert value.isfinite().all()
