@@ -106,6 +106,8 @@ def test_an_interrupt_says_how_to_go_on(
         (["train", "nclq"], "did you mean 'nclp'?", 1),
         (["train", "nclp", "--epoch", "3"], "--epochs", 2),
         (["trian"], "train", 2),
+        (["train", "nclp", "--method", "hardnett"], "did you mean 'hardnet'?", 2),
+        (["train", "nclp", "--tol", "-1"], "`tol` must be >= 0", 2),
         (["evaluate", "nowhere"], "holds no run", 1),
         (["report", "nowhere"], "holds no run", 1),
         (["train", "nclp", "--device", "gpu"], "`device` 'gpu' cannot be used here", 1),

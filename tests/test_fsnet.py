@@ -13,6 +13,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.layers.fsnet import FSNetLayer
 from snarenet.layers.lbfgs import InverseHessian
+from snarenet.training.recipes import settings
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)
 H, G = draw(2, 6, seed=5).abs(), draw(2, 6, seed=6)
@@ -215,7 +216,7 @@ class TestMethod:
         stuck = FSNetLayer(family, on_failure="ignore").solve(y)
         assert torch.equal(stuck.value, y)
         assert stuck.status.item() == sn.Status.STALLED
-        assert FSNetLayer(family, **FSNetLayer.SETTINGS["fair"]).solve(y).converged.all()
+        assert FSNetLayer(family, **settings("fsnet", "fair")).solve(y).converged.all()
 
 
 class TestLayer:

@@ -14,6 +14,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.layers.flow import ActNorm, Autoregressive, Flow, LUMatrix
 from snarenet.layers.hproj import HProjLayer
+from snarenet.training.recipes import settings
 
 INPUTS = 2
 
@@ -348,5 +349,5 @@ class TestErrors:
 
     @pytest.mark.parametrize("name", ["paper", "fair"])
     def test_settings(self, name: str) -> None:
-        layer = HProjLayer(polytope(), INPUTS, **HProjLayer.SETTINGS[name])
+        layer = HProjLayer(polytope(), INPUTS, **settings("hproj", name))
         assert (layer.box, layer.bisect) == {"paper": (100.0, "all"), "fair": (5.0, "infeasible")}[name]

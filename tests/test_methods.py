@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import snarenet as sn
-from snarenet.layers import METHODS, HProjLayer, Layer, Setting, build
+from snarenet.layers import METHODS, HProjLayer, Layer, build
 from snarenet.problems.cbf import decode, encode
+from snarenet.training import recipes
 from snarenet.training.distributed import Group
+from snarenet.training.recipes import Setting
 from snarenet.training.step import Totals
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
@@ -54,7 +56,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def short_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HProjLayer.SETTINGS["fair"], "pretrain_steps", PRETRAINING)
+    monkeypatch.setitem(recipes.SETTINGS["hproj", "fair"], "pretrain_steps", PRETRAINING)
 
 
 def family(name: str, **changes: int) -> sn.problems.Problem:
@@ -84,7 +86,8 @@ class Case(NamedTuple):
 
 
 def new_layer(problem: sn.problems.Problem, method: str, setting: Setting = "fair") -> Layer:
-    layer = build(method, problem.constraints, problem.inputs.shape[1], problem.size, setting, problem.name)
+    chosen = recipes.settings(method, setting, problem.name)
+    layer = build(method, problem.constraints, problem.inputs.shape[1], problem.size, **chosen)
     layer.on_failure, layer.max_steps = "ignore", min(layer.max_steps, MAX_STEPS)
     return layer
 
@@ -318,7 +321,7 @@ def train_together(out: Path, method: str) -> sn.ConstrainedModel:
 
 def work(out: str, methods: list[str]) -> None:
     """What each of two processes does: train by every method, then differentiate a half of a batch with torch's DDP."""
-    HProjLayer.SETTINGS["fair"]["pretrain_steps"] = PRETRAINING
+    recipes.SETTINGS["hproj", "fair"]["pretrain_steps"] = PRETRAINING
     for method in methods:
         model = train_together(Path(out, method), method)
         parallel, rank = DistributedDataParallel(model.train()), torch.distributed.get_rank()
@@ -372,9 +375,10 @@ def test_names_and_settings() -> None:
     constraints = family("nclp").constraints
     with pytest.raises(ValueError, match="did you mean 'hardnet'"):
         build("hardnett", constraints, 2, 8)
-    assert build("dc3", constraints, 2, 8, "paper", "qcqp").step == 1e-13
-    assert build("dc3", constraints, 2, 8, "paper", "nclp").step == 1e-7
-    assert build("dc3", constraints, 2, 8).step == "auto"
+    for problem, setting, step in (("qcqp", "paper", 1e-13), ("nclp", "paper", 1e-7), ("qcqp", "fair", "auto")):
+        layer = sn.TrainConfig(method="dc3", setting=setting).build_layer(family(problem))
+        assert layer.step == step
+    assert recipes.settings("dc3", "paper", "qcqp")["partial"] == "random"
     assert sn.TrainConfig.recipe("best", "nclp", method="dc3").penalty == 100.0
     paper = sn.TrainConfig.recipe("paper", "nclp", method="hardnet")
     assert (paper.relaxation, paper.relax_epochs, paper.setting) == ("soft", 100, "paper")

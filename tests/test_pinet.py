@@ -12,6 +12,7 @@ import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import Rows, Structured
+from snarenet.training.recipes import settings
 
 N, BATCH = 6, 7
 A, C = draw(4, N, seed=1), draw(2, N, seed=2)
@@ -110,11 +111,11 @@ class TestProjection:
         assert layer.eval().solve(Y, X, 0.2).violation.max() <= 1e-10
 
     def test_settings(self) -> None:
-        paper = PiNetLayer(constraints(), **PiNetLayer.SETTINGS["paper"], tol=1e-12, on_failure="ignore").solve(Y, X)
+        paper = PiNetLayer(constraints(), **settings("pinet", "paper"), tol=1e-12, on_failure="ignore").solve(Y, X)
         assert paper.steps.max() == 50
         assert (paper.status[paper.steps == 50] == sn.Status.MAX_STEPS).any()
         assert paper.violation.max() < 0.1
-        fair = PiNetLayer(constraints(), **PiNetLayer.SETTINGS["fair"], on_failure="raise").solve(Y, X)
+        fair = PiNetLayer(constraints(), **settings("pinet", "fair"), on_failure="raise").solve(Y, X)
         assert fair.violation.max() <= 1e-8
 
 

@@ -127,7 +127,9 @@ def test_matrices_that_depend_on_x_go_through_slsqp() -> None:
     """min 1/2 |y|^2 + p'y over x'y = 1."""
     p, x = draw(4, seed=1), draw(5, 4)
     problem = Simple(sn.Linear(lambda x: x[:, None], equals=torch.ones(1)), p, x)
-    with pytest.raises(ValueError, match="LinearMap that is not linear or quadratic with shared matrices"):
+    with pytest.raises(
+        ValueError, match="its set `Linear` is not linear or quadratic in y, with matrices that all x share"
+    ):
         here(problem, x)
     expected = (1 + x @ p)[:, None] * x / x.square().sum(1, keepdim=True) - p
     torch.testing.assert_close(here(problem, x, "slsqp").value, expected, rtol=0, atol=1e-6)

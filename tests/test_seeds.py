@@ -11,7 +11,7 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.training import seeds as stacking
-from snarenet.training import trainer as training
+from snarenet.training import session as training
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon, orthogonalize
 from snarenet.training.step import Stepper, Totals

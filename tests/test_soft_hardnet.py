@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import snarenet as sn
 from snarenet.layers.hardnet import HardNetLayer, HardNetPlusPlusLayer, hardnet_plus_plus
 from snarenet.layers.soft import SoftLayer
+from snarenet.training.recipes import settings
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)
 Y, X = draw(7, 6, seed=3, scale=2), draw(7, 2, seed=4)
@@ -190,7 +191,7 @@ class TestHardNetPlusPlus:
 
     def test_the_authors_setting(self) -> None:
         """Float32 and 500 steps; that reaches what float32 can hold."""
-        layer = HardNetPlusPlusLayer(constraints(), **HardNetPlusPlusLayer.SETTINGS["paper"])
+        layer = HardNetPlusPlusLayer(constraints(), **settings("hardnet++", "paper"))
         solution = layer.solve(Y.float(), X.float())
         assert solution.violation.dtype == torch.float32
         assert solution.violation.max() < 1e-5

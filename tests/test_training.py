@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +18,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.report.page import write_report
+from snarenet.training import session
+from snarenet.training.best import Best, Kept, Score
+from snarenet.training.parts import Network, Optimisation, Repair, Schedule
 from snarenet.training.progress import describe, flatten, progress, tensorboard
+from snarenet.training.run import FILES
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 
@@ -75,6 +85,52 @@ class TestConfig:
     def test_wrong_values(self, field: str, value: float, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             sn.TrainConfig(**{field: value})
+
+    @pytest.mark.parametrize("field", dataclasses.fields(sn.TrainConfig), ids=lambda field: field.name)
+    def test_every_field_is_checked_by_name(self, field: dataclasses.Field) -> None:
+        wrong = [None, "neither", torch.nan, [1], 1 if isinstance(field.default, bool) else True]
+        for value in wrong[field.default is None :]:  # `damping` may be None
+            with pytest.raises(ValueError, match=rf"^`{field.name}` must be .*but got {re.escape(repr(value))}"):
+                sn.TrainConfig(**{field.name: value})
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"optimizer": "sgd"}, "`optimizer` must be one of muon, adamw, but got 'sgd'"),
+            ({"tol": -1}, "`tol` must be >= 0 and finite, but got -1"),
+            ({"tol": 1e-17}, "`tol` = 1e-17 is finer than torch.float64 can keep"),
+            ({"test_tol": torch.inf}, "`test_tol` must be >= 0 and finite, but got inf"),
+            ({"epochs": 2.5}, "`epochs` must be >= 0 and a whole number, but got 2.5"),
+            ({"damping_ratio": 1.5}, r"`damping_ratio` must be in \[0, 1\], but got 1.5"),
+            ({"method": "hardnett"}, "`method` must be one of snare, .*did you mean 'hardnet'"),
+            ({"keep": "worst"}, "`keep` must be one of best, last, but got 'worst'"),
+        ],
+        ids=str,
+    )
+    def test_errors_say_what_is_expected(self, changes: dict, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            sn.TrainConfig(**changes)
+
+    def test_numbers_at_the_edge(self) -> None:
+        edge = sn.TrainConfig(epochs=0, depth=0, lr=0, damping_ratio=1, tol=0.0, checkpoint_seconds=torch.inf, seed=-1)
+        assert sn.TrainConfig.from_dict(edge.to_dict()) == edge
+
+    def test_the_parts_make_the_whole(self) -> None:
+        names = [
+            {field.name for field in dataclasses.fields(part)} for part in (Network, Optimisation, Repair, Schedule)
+        ]
+        assert set.union(*names) == {field.name for field in dataclasses.fields(sn.TrainConfig)}
+        assert all(a & b == {"seed"} for a, b in itertools.combinations(names, 2))
+        assert (
+            Network(width=8, seed=3).build_net(4, 2)[0].weight.equal(config(width=8, seed=3).build_net(4, 2)[0].weight)
+        )
+        assert Repair(method="soft").build_layer(problem()).title == "Soft + projection"
+        with pytest.raises(ValueError, match="`width` must be at least 1"):
+            Network(width=0)
+
+    def test_files_older_than_a_field(self) -> None:
+        assert sn.TrainConfig.from_dict({"epochs": 3}) == sn.TrainConfig(epochs=3, keep="last")
+        assert sn.TrainConfig.from_dict(sn.TrainConfig(epochs=3).to_dict()) == sn.TrainConfig(epochs=3)
 
     def test_wrong_names_suggest_the_nearest(self) -> None:
         with pytest.raises(ValueError, match=r"'epoch' is no field .* did you mean 'epochs'"):
@@ -228,6 +284,14 @@ class TestRun:
         assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
         assert sn.Run.open(run.path).config == chosen
 
+    def test_too_few_instances_to_validate(self, tmp_path: Path) -> None:
+        family = problem(instances=5)
+        run = fit(tmp_path, family)
+        assert not any("valid" in line for line in run.metrics())
+        assert run.kept() == Kept(4, 4, None)
+        with pytest.raises(ValueError, match="nothing to evaluate: 5 instances leave none for 'valid'"):
+            sn.evaluate(run.load_model(family), family, "valid")
+
     def test_callbacks_see_every_line(self, tmp_path: Path) -> None:
         seen = []
         chosen, family = config(epochs=2), problem()
@@ -259,6 +323,239 @@ class TestRun:
             sn.load_model(tmp_path, family)
         loaded = sn.load_model(tmp_path, family, torch.nn.Linear(2, 8))
         assert torch.equal(loaded(family.split("test")), model(family.split("test")))
+
+    def test_no_other_file_types_the_names_of_its_files(self) -> None:
+        root = Path(sn.__file__).parents[2]
+        sources = [*root.glob("src/**/*.py"), *root.glob("lab/src/**/*.py")]
+        names = "|".join(re.escape(name) for name in FILES if name != "report.html")  # other folders have one, too
+        assert [file.name for file in sources if re.search(names, file.read_text())] == ["run.py"]
+
+    def test_a_folder_of_the_first_version(self, tmp_path: Path) -> None:
+        """Written by snarenet 0.1: it loads, evaluates to the numbers that were noted then, and goes on."""
+        shutil.copytree(OLD, tmp_path / "run")
+        run, family = sn.Run.open(tmp_path / "run"), problem()
+        assert run.config == config(**OLD_CONFIG)
+        assert run.kept() is None
+        noted, known = run.summary(), run.instances()
+        assert noted is not None
+        assert known is not None
+        found = sn.evaluate(run.load_model(), family, timed=False)
+        for name in ("instances", "objective", "tol", "converged"):
+            assert found.summary[name] == pytest.approx(noted[name], rel=1e-9), name
+        assert found.arrays["objective"] == pytest.approx(known["objective"], rel=1e-9)
+        write_report(run.path)
+        longer = fit(run.path, resume=run.path, **OLD_CONFIG | {"epochs": 6, "keep": "best"})
+        assert [line["epoch"] for line in longer.metrics()] == [1, 2, 3, 4, 5, 6]
+        kept = longer.kept()
+        assert kept is not None
+        assert (kept.epoch, kept.last) == (6, 6)
+
+
+OLD = Path(__file__).parent / "data" / "run-0.1"
+OLD_CONFIG = {
+    "width": 8,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "average": 0.5,
+    "nearest": 35,
+    "curvature": True,
+    "damping_start": 1e-3,
+    "damping_ratio": 0.1,
+    "checkpoint_seconds": 30.0,
+    "keep": "last",
+}
+
+
+def scripted(scores: dict[int, list[tuple[float, float]]], monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """Let validations find these (share converged, mean objective), epoch by epoch, seed by seed."""
+    real, seen = session.Session._validate, session.evaluate
+
+    def validate(self: session.Session, member: session.Member, reference: Tensor | None) -> dict:
+        told = scores[self.epoch][self.members.index(member)]
+
+        def evaluate(*args, **options) -> sn.training.Evaluation:
+            found = seen(*args, **options)
+            mean = {"mean": told[1], "max": told[1]}
+            return found._replace(summary=found.summary | {"converged": told[0], "objective": mean})
+
+        session.evaluate = evaluate
+        try:
+            return real(self, member, reference)
+        finally:
+            session.evaluate = seen
+
+    if monkeypatch is None:
+        session.Session._validate = validate
+    else:
+        monkeypatch.setattr(session.Session, "_validate", validate)
+
+
+CONSTANT = {"schedule": "constant", "warmup": 0.0, "validate_every": 1}  # a shorter run is the beginning of a longer
+SECOND = {1: [(1.0, 3.0)], 2: [(1.0, 1.0)], 3: [(1.0, 2.0)], 4: [(0.9, 0.0)]}  # is the best: the fourth misses some
+
+
+class TestKeep:
+    def test_scores(self) -> None:
+        def score(converged: float, mean: float) -> Score | None:
+            return Score.of(1, {"instances": 10, "converged": converged, "objective": {"mean": mean}})
+
+        model, best = config().build(problem()), Best()
+        order = [(0.1, -9.0), (0.8, 5.0), (0.8, 4.0), (1.0, 7.0), (1.0, 6.0)]  # from worse to better
+        for told in order:
+            with torch.no_grad():
+                model.net[0].weight.fill_(told[1])
+            best.offer(score(*told), model)
+            assert best.score == score(*told)
+        model.net[0].weight.data.fill_(0.0)
+        for worse in [*order, (0.0, -99.0), (1.0, torch.nan), (1.0, torch.inf)]:
+            best.offer(score(*worse), model)
+        assert best.score == Score(0, 6.0, 1, 10)
+        assert (best.tensors["net.0.weight"] == 6.0).all()  # a copy, of the first of its score
+        assert score(0.0, 1.0) is None
+        assert score(1.0, torch.nan) is None
+
+    @pytest.mark.parametrize("changes", [{}, {"average": 0.8}, {"batch_norm": True}], ids=str)
+    def test_the_best_are_returned_and_the_last_are_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict
+    ) -> None:
+        short = fit(tmp_path / "short", epochs=2, keep="last", **CONSTANT, **changes)
+        long = fit(tmp_path / "long", epochs=4, keep="last", **CONSTANT, **changes)
+        scripted(SECOND, monkeypatch)
+        family, chosen = problem(), config(epochs=4, **CONSTANT, **changes)
+        model = chosen.build(family)
+        run = sn.Trainer(chosen, tmp_path / "run", quiet=True).fit(model, family)
+        assert_same_weights(run, short)
+        assert run.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        assert [line["best"] for line in run.metrics()] == [1, 2, 2, 2]
+        x = family.split("test")
+        assert torch.equal(model(x), sn.load_model(short.path)(x))
+        assert torch.equal(sn.load_model(run.path, keep="best")(x), model(x))
+        assert torch.equal(sn.load_model(run.path, keep="last")(x), sn.load_model(long.path)(x))
+        (run.path / "model.safetensors").unlink()
+        assert torch.equal(sn.load_model(run.path)(x), model(x))  # as if it had been stopped
+
+    def test_the_last_are_returned_if_so_asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        long = fit(tmp_path / "long", **CONSTANT, keep="last")
+        scripted(SECOND, monkeypatch)
+        run = fit(tmp_path / "run", **CONSTANT, keep="last")
+        assert_same_weights(run, long)
+        assert run.kept() == Kept(4, 4, Score(0, 1.0, 2, 10))
+        again = fit(tmp_path / "run", resume=run.path, **CONSTANT, keep="best")  # which is not too late
+        assert again.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        assert sn.TrainConfig.recipe("paper", "nclp").keep == "last"
+
+    def test_nothing_feasible_means_the_last(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        scripted({epoch: [(0.0, -epoch)] for epoch in range(1, 5)}, monkeypatch)
+        run = fit(tmp_path, **CONSTANT)
+        assert run.kept() == Kept(4, 4, None)
+        assert not any("best" in line for line in run.metrics())
+        with pytest.raises(sn.RunError, match="has no best weights: no validation found a feasible output"):
+            run.load_model(keep="best")
+
+    @pytest.mark.parametrize("changes", [{}, {"average": 0.8}], ids=str)
+    def test_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:
+        """Killed in epoch 4, after the checkpoint of epoch 3: the weights of epoch 2 come back, bit for bit."""
+        code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(1)
+import snarenet as sn, test_training as t
+def kill(line):
+    if line["epoch"] == 4: os.kill(os.getpid(), signal.SIGKILL)
+t.scripted(t.SECOND)
+family, chosen = t.problem(), t.config(**t.CONSTANT, **{changes!r})
+sn.Trainer(chosen, {str(tmp_path / "cut")!r}, callbacks=[kill], quiet=True).fit(chosen.build(family), family)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        scripted(SECOND, monkeypatch)
+        whole = fit(tmp_path / "whole", **CONSTANT, **changes)
+        resumed = fit(tmp_path / "cut", resume=tmp_path / "cut", **CONSTANT, **changes)
+        assert_same_weights(whole, resumed)
+        assert whole.kept() == resumed.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        mine, theirs = (run.read_checkpoint()[0] for run in (whole, resumed))
+        for group in ("model", "best", *(["average"] if changes else [])):
+            assert all(torch.equal(tensor, theirs[group][name]) for name, tensor in mine[group].items()), group
+
+    def test_every_seed_has_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        exact = {**CONSTANT, "precision": "float64", "optimizer": "adamw"}
+        alone = [fit(tmp_path / f"{s}", seed=s, epochs=e, keep="last", **exact) for s, e in ((5, 3), (6, 1))]
+        scripted({e: [(1.0, abs(e - 3)), (1.0, abs(e - 1))] for e in range(1, 5)}, monkeypatch)
+        runs = sn.Trainer(config(**exact), tmp_path / "seeds", quiet=True).fit_seeds([5, 6], problem())
+        assert [run.kept().epoch for run in runs] == [3, 1]  # pyright: ignore
+        for one, other in zip(alone, runs, strict=True):
+            for name, tensor in weights(one).items():
+                torch.testing.assert_close(weights(other)[name], tensor, rtol=1e-8, atol=1e-9)
+
+    def test_in_two_processes(self, tmp_path: Path) -> None:
+        """The leader chooses: what the other process returns is what the leader wrote."""
+        script = tmp_path / "train.py"
+        script.write_text(f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(1)
+import test_training as t, snarenet as sn
+from safetensors.torch import save_file
+from snarenet.training.distributed import Group
+lead = Group.join(torch.device("cpu")).leads
+t.scripted(t.SECOND if lead else {{e: [(1.0, -e)] for e in range(1, 5)}})  # they do not agree
+family, chosen = t.problem(), t.config(**t.CONSTANT)
+model = chosen.build(family)
+sn.Trainer(chosen, {str(tmp_path / "two")!r}, quiet=True).fit(model, family)
+if not lead: save_file(model.state_dict(), {str(tmp_path / "other.safetensors")!r})
+""")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+        run = sn.Run.open(tmp_path / "two")
+        assert run.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        other = load_file(tmp_path / "other.safetensors")
+        assert all(torch.equal(tensor, other[name]) for name, tensor in weights(run).items())
+        short = fit(tmp_path / "short", epochs=2, keep="last", **CONSTANT)
+        for name, tensor in weights(short).items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)  # Muon magnifies rounding
+
+    def test_it_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """At the end of training, in the evaluation, and on the page."""
+        scripted(SECOND, monkeypatch)
+        family, chosen = problem(), config(**CONSTANT)
+        model = chosen.build(family)
+        run = sn.Trainer(chosen, tmp_path).fit(model, family)
+        sentence = (
+            "The weights are those of epoch 2 of 4, the best on the validation instances (none of 10 misses the "
+            "tolerance, mean objective 1); the checkpoint also has the last."
+        )
+        told = capsys.readouterr().err.splitlines()
+        assert told[-1] == f"nclp · SnareNet · seed 0: {sentence}"
+        assert "best in epoch 2" in told[-2]
+        run.save_evaluation(*sn.evaluate(model, family, timed=False))
+        summary = run.summary()
+        assert summary is not None
+        assert summary["weights"] == {
+            "epoch": 2,
+            "last": 4,
+            "best": {"missed": 0, "objective": 1.0, "epoch": 2, "instances": 10},
+        }
+        assert sentence in write_report(run.path).read_text()
+
+    @pytest.mark.parametrize(
+        ("kept", "words"),
+        [
+            (Kept(4, 4, None), "of the last epoch, 4, as no validation found a feasible output."),
+            (
+                Kept(4, 4, Score(1, 2.5, 4, 10)),
+                "epoch 4 of 4, the last, and the best .* (1 of 10 miss the tolerance, mean",
+            ),
+            (
+                Kept(4, 4, Score(0, 2.5, 2, 10)),
+                "epoch 4 of 4, the last; those of epoch 2 were better on the validation",
+            ),
+        ],
+    )
+    def test_sentences(self, kept: Kept, words: str) -> None:
+        assert re.search(words.replace("(1", r"\(1"), kept.sentence())
+        assert Kept.from_dict(json.loads(json.dumps(kept.to_dict()))) == kept
 
 
 RESUMED = [
@@ -539,3 +836,17 @@ def test_a_recorded_step_is_the_step(tmp_path: Path, name: str) -> None:
         changes = {"batch": 20, "record": record, "precision": "float64", "relaxation": "adarel", "relax_epochs": 1}
         ends.append(fit(tmp_path / str(record), family, **changes).load_model(family)(family.split("test")))
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_recorded_steps_keep_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph goes on writing to the weights after the best of them were copied."""
+    scripted(SECOND, monkeypatch)
+    ends, changes = [], {"batch": 20, "precision": "float64", **CONSTANT}
+    for record in (0, 60):
+        family = sn.problems.load("nclp", **SIZES).cuda()
+        run = fit(tmp_path / str(record), family, record=record, **changes)
+        assert run.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
+        ends.append([run.load_model(family, keep=keep)(family.split("test")) for keep in ("best", "last")])
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(ends[1][0], ends[1][1], rtol=1e-2)

@@ -23,6 +23,7 @@ from rich.progress import Progress
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from snarenet.constraints import Constraints, Nonlinear
+from snarenet.layers import METHODS
 from snarenet.problems import Problem, load, names
 from snarenet.problems.base import Split
 from snarenet.reference import Reference, solve
@@ -90,10 +91,9 @@ def evaluate_run(
 
 def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
     """Draw a run, or all results of a reproduction: one HTML page with figures and numbers."""
-    is_run = (folder / "config.json").exists()
-    writers = [write_report] if is_run else list(_installed("snarenet.reports").values())
+    writers = [write_report] if Run.exists(folder) else list(_installed("snarenet.reports").values())
     if not writers:
-        raise RunError(f"{folder} holds no run (config.json); the report of a reproduction is made by {_MISSING}")
+        raise RunError(f"{folder} holds no run; the report of a reproduction is made by {_MISSING}")
     for write in writers:
         say(f"The report is {write(folder)}")
 
@@ -146,8 +146,7 @@ def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str)
         reference_seconds=seconds,
         engine=None if reference is None else engine,
     )
-    run.write_json("evaluation.json", found.summary)
-    run.write_arrays("evaluation.npz", found.arrays)
+    run.save_evaluation(*found)
     Console().print(evaluation_table([(problem.name, found.summary)]))
 
 
@@ -244,4 +243,5 @@ def _with_defaults(arguments: list[str]) -> Callable[..., None]:
     except (SystemExit, argparse.ArgumentError):
         seen = argparse.Namespace(recipe="best", method="snare", names=[])
     problem = next((name for name in seen.names[1:] if name in names()), "")
-    return partial(train, config=TrainConfig.recipe(seen.recipe, problem, method=seen.method))
+    method = seen.method if seen.method in METHODS else "snare"  # what is wrong with it, `TrainConfig` says later
+    return partial(train, config=TrainConfig.recipe(seen.recipe, problem, method=method))

@@ -44,9 +44,9 @@ class TrainingJob:
     def name(self) -> str:
         """The name of its folder: readable, and another one whenever something that counts is different.
 
-        Fields that have their default do not count, so that a field which is new does not change all names.
+        Fields that are as they once were do not count, so that a field which is new does not change all names.
         """
-        default = TrainConfig().to_dict()
+        default = TrainConfig.from_dict({}).to_dict()
         fields = {name: v for name, v in self.config.to_dict().items() if name not in _NEUTRAL and v != default[name]}
         text = json.dumps([self.problem, self.sizes, fields, self.tol], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -113,7 +113,7 @@ def sweep(
 def _is_done(job: TrainingJob, out: Path) -> bool:
     """Is the run there? An error if it is, but of another configuration: the default of a field has changed since."""
     folder = out / job.name
-    if not (folder / "evaluation.json").exists():
+    if not Run.evaluated(folder):
         return False
     mine, theirs = job.config.to_dict(), Run.open(folder).config.to_dict()
     changed = [name for name in mine if name not in _NEUTRAL and mine[name] != theirs[name]]
@@ -181,8 +181,7 @@ def run_stacked(jobs: Sequence[TrainingJob], out: Path, device: str, quiet: bool
     runs = Trainer(first.config, quiet=quiet).fit_seeds(seeds, problem, folders, resume=True)
     for run in runs:
         found = evaluate(run.load_model(problem), problem, tol=first.tol)
-        run.write_arrays("evaluation.npz", found.arrays)
-        run.write_json("evaluation.json", found.summary)  # last: it says that the job is done
+        run.save_evaluation(*found)
     return runs
 
 
@@ -198,11 +197,11 @@ class Result:
 def results(jobs: Sequence[TrainingJob], out: Path, reference: Tensor | None = None) -> Iterator[Result]:
     """The finished ones of these runs; `reference` (N,) holds the optimal values of the test instances."""
     for job in jobs:
-        run = Run.open(out / job.name) if (out / job.name / "config.json").exists() else None
-        summary = None if run is None else run.read_json("evaluation.json")
+        run = Run.open(out / job.name) if Run.exists(out / job.name) else None
+        summary = None if run is None else run.summary()
         if run is None or summary is None:
             continue
-        arrays = run.read_arrays("evaluation.npz") or {}
+        arrays = run.instances() or {}
         if reference is not None:
             summary = summary | {"gap": gap_to(torch.from_numpy(arrays["objective"]), reference)}
         yield Result(job, summary, run.metrics()[-1]["seconds"])

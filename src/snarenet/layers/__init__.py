@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from typing import Any, Literal
+from typing import Any
 
 from snarenet.constraints import Constraints
 from snarenet.layers.base import Layer
@@ -27,13 +27,11 @@ __all__ = [
     "Layer",
     "OptNetLayer",
     "PiNetLayer",
-    "Setting",
     "SnareLayer",
     "SoftLayer",
     "build",
+    "layer_class",
 ]
-
-Setting = Literal["fair", "paper"]
 
 METHODS: dict[str, type[Layer]] = {
     "snare": SnareLayer,
@@ -48,15 +46,16 @@ METHODS: dict[str, type[Layer]] = {
 }
 
 
-def build(
-    method: str,
-    constraints: Constraints,
-    inputs: int,
-    size: int,
-    setting: Setting = "fair",
-    family: str = "",
-    seed: int = 0,
-) -> Layer:
+def layer_class(method: str) -> type[Layer]:
+    """The layer of a method, by its name in `METHODS`."""
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but got {method!r}{hint}")
+    return METHODS[method]
+
+
+def build(method: str, constraints: Constraints, inputs: int, size: int, seed: int = 0, **settings: Any) -> Layer:
     """The layer of a method for constraints on outputs of `size` entries, given inputs x of `inputs` entries.
 
     Args:
@@ -64,17 +63,10 @@ def build(
         constraints: the set to obey; a method that cannot handle it says so.
         inputs: entries of an input x.
         size: entries of an output y.
-        setting: "fair", a setting that lets the method do its best, or "paper", that of the paper's experiments.
-        family: the problem's name, for settings of the paper that differ between families.
         seed: of what a method chooses at random.
+        settings: other arguments of the method's layer.
     """
-    if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but got {method!r}{hint}")
-    kind = METHODS[method]
-    settings: dict[str, dict[str, Any]] = getattr(kind, "SETTINGS", {})
-    chosen = settings.get(f"{setting}-{family}", settings.get(setting, {}))
+    kind = layer_class(method)
     asked = inspect.signature(kind).parameters
     known = {name: value for name, value in {"inputs": inputs, "size": size, "seed": seed}.items() if name in asked}
-    return kind(constraints, **known, **chosen)  # pyright: ignore[reportCallIssue]
+    return kind(constraints, **known, **settings)  # pyright: ignore[reportCallIssue]

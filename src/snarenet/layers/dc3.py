@@ -15,7 +15,7 @@ product with J and one with its transpose, fits each sample, and follows the row
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -63,14 +63,6 @@ class DC3Layer(Layer):
     """
 
     title = "DC3"
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"step": 1e-7, "partial": "random"},  # NCLP
-        **{  # so small that in effect nothing is corrected; the non-convex families' is not known
-            f"paper-{family}": {"step": 1e-13, "partial": "random"}
-            for family in ("qcqp", "ncqcqp", "ncqcqp-fast", "ncqcqp-hard", "cbf")
-        },
-        "fair": {"step": "auto", "partial": "pivoted"},
-    }
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ on its own. The gradient is that of the first `unroll` iterations; later ones co
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +56,6 @@ class FSNetLayer(Layer):
 
     title = "FSNet"
     recordable = False
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"memory": 30, "unroll": 30, "halvings": 10, "stop": (1e-7, 1e-9), "tol": 1e-3, "max_steps": 50},
-        "fair": {"halvings": 30, "stop": None, "gradient_tol": 0.0, "tol": 1e-8, "max_steps": 100},
-    }
 
     def __init__(
         self,

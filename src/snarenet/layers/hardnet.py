@@ -13,7 +13,7 @@ which are those of `SnareLayer` with constant damping and all rows.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ class HardNetLayer(Layer):
     """
 
     title = "HardNet"
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "fair": {}}
 
     def __init__(
         self, constraints: Constraints, tol: float = 1e-8, max_steps: int = 1, on_failure: OnFailure = "warn"
@@ -115,10 +114,6 @@ class HardNetPlusPlusLayer(SnareLayer):
     """
 
     title = "HardNet++"
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"epsilon": 0.3, "tol": 0.0, "max_steps": 500, "on_failure": "ignore", "dtype": torch.float32},
-        "fair": {"epsilon": 0.3, "tol": 1e-8, "max_steps": 500},
-    }
 
     def __init__(
         self,

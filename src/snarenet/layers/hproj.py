@@ -11,7 +11,7 @@ network predicts the partial variables only.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -61,17 +61,6 @@ class HProjLayer(Layer):
     """
 
     title = "HProj"
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"box": 100.0, "bisect": "all", "partial": "random", "widen": 0.1, "lr": 1e-4},
-        "fair": {  # three times the steps gain nothing on `nclp`, and a third of them loses a little on `qcqp`
-            "box": 5.0,
-            "bisect": "infeasible",
-            "partial": "pivoted",
-            "widen": None,
-            "lr": 1e-3,
-            "pretrain_steps": 5000,
-        },
-    }
 
     def __init__(
         self,

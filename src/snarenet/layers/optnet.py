@@ -10,7 +10,7 @@ the prediction and the bounds.
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,7 +54,6 @@ class OptNetLayer(Layer):
 
     title = "OptNet"
     recordable = False
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"mode": "lsqr"}, "fair": {"mode": "dense"}}
 
     def __init__(
         self,

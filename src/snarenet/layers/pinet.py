@@ -16,7 +16,7 @@ $$ dy = (I - N^+ N)\, d\hat y + N^+\, d(\text{active bounds}). $$
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,11 +59,6 @@ class PiNetLayer(Layer):
 
     title = "Pi-net"
     recordable = False
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
-        # Pi-net's published benchmark of NCLP's size; its sigma, 0.068, times its squared scale of y on NCLP, 3.3
-        "paper": {"omega": 1.7, "sigma": 0.22, "max_steps": 50},
-        "fair": {},  # the defaults: few steps to 1e-8, on average and at most, on the validation inputs of NCLP
-    }
 
     def __init__(
         self,

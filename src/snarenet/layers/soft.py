@@ -6,7 +6,7 @@ predictions are repaired afterwards.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -36,7 +36,6 @@ class SoftLayer(Layer):
     """
 
     title = "Soft"
-    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"project": False}, "fair": {"project": True}}
 
     def __init__(
         self,

@@ -111,8 +111,8 @@ class Problem(nn.Module, ABC):
 
     def equalities(self, x: Tensor) -> Tensor:
         """(rows,) true for the rows that are equalities."""
-        lower, upper = self.constraints.bounds(x)
-        return (lower == upper).expand(-1, self.constraints.known_rows()).all(0)
+        instance = self.constraints.at(x.new_zeros(len(x), self.size), x)
+        return (instance.lower == instance.upper).all(0)
 
     def split(self, name: Split) -> Tensor:
         """The inputs to train on, to choose by, or to report on."""

@@ -18,10 +18,10 @@ def read_structure(problem: Problem, map: Map) -> Structured | str:
     if not isinstance(problem, Separable) or type(problem).objective is not Separable.objective:
         return "its objective is not the one of `Separable`"
     blocks = []
-    for part in map.parts:
-        block = _read_rows(part, problem.size)
+    for part, rows in zip(problem.constraints.parts, map.parts, strict=True):
+        block = _read_rows(rows, problem.size)
         if block is None:
-            return f"its constraints have a {type(part).__name__} that is not linear or quadratic with shared matrices"
+            return f"its set `{type(part).__name__}` is not linear or quadratic in y, with matrices that all x share"
         blocks.append(block)
     return Structured(_array(problem.square), _array(problem.linear), _array(problem.sine), tuple(blocks))
 

@@ -1,6 +1,6 @@
 """An evaluation as text: one sentence, a table for the terminal, and all of its numbers in groups for a page.
 
-An evaluation is what `evaluation.json` holds; a part that is missing or null is left out, or shown as a dash.
+An evaluation is what `Run.summary` gives; a part that is missing or null is left out, or shown as a dash.
 """
 
 from __future__ import annotations

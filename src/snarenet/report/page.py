@@ -20,17 +20,7 @@ from snarenet.report.evaluation import evaluation_groups, sentence
 from snarenet.report.html import document, gallery, prose, section, table
 from snarenet.report.numbers import duration
 from snarenet.training import Run
-
-_REPORT = "report.html"
-_PURPOSES = {
-    "config.json": "problem and configuration",
-    "environment.json": "machine and versions",
-    "metrics.jsonl": "one line for every epoch",
-    "checkpoint.safetensors": "what training needs to go on",
-    "model.safetensors": "weights of the finished model",
-    "evaluation.json": "results on the test instances",
-    "evaluation.npz": "results of every instance",
-}
+from snarenet.training.run import FILES
 
 
 class _Content(NamedTuple):
@@ -44,11 +34,9 @@ class _Content(NamedTuple):
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run folder, at once or not at all, and return its path."""
+    """Write the page into its run folder, at once or not at all, and return its path."""
     run = Run.open(folder)
-    found = (run.read_json("environment.json"), run.read_json("evaluation.json"), run.read_arrays("evaluation.npz"))
-    run.write_text(_REPORT, _page(_Content(run, run.metrics(), *found)))
-    return run.path / _REPORT
+    return run.save_report(_page(_Content(run, run.metrics(), run.environment(), run.summary(), run.instances())))
 
 
 def _page(content: _Content) -> str:
@@ -92,7 +80,8 @@ def _training(content: _Content) -> str:
     epochs = f"{last['epoch']} of {planned} epochs" if planned else f"{last['epoch']} epochs"
     steps = f", {last['step']:,} steps," if "step" in last else ""
     time = f" in {duration(last['seconds'])}" if "seconds" in last else ""
-    text = f"Trained for {epochs}{steps}{time}."
+    kept = content.run.kept()
+    text = f"Trained for {epochs}{steps}{time}." + (f" {kept.sentence()}" if kept else "")
     gap = figures.draw_gap_curve(content.metrics)
     if gap is None:
         text += " There is no validation gap, because there are no reference solutions to compare with."
@@ -156,10 +145,10 @@ def _files(content: _Content) -> str:
     """What else is in the folder."""
     rows = []
     for file in sorted(content.run.path.iterdir()):
-        if file.name != _REPORT and not file.name.startswith("."):
+        if file != content.run.report_path and not file.name.startswith("."):
             size = f"{file.stat().st_size / 1024:,.1f} KiB" if file.is_file() else "folder"
             link = f'<a href="{escape(quote(file.name))}">{escape(file.name)}</a>'
-            purpose = _PURPOSES.get(file.name, "")
+            purpose = FILES.get(file.name, "")
             rows.append(f'<tr><th scope="row">{link}</th><th>{purpose}</th><td>{size}</td></tr>')
     return section("Files", f"<table>{''.join(rows)}</table>")
 

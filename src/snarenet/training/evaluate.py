@@ -49,6 +49,8 @@ def evaluate(
         timed: measure the time of a second pass over all instances at once.
     """
     x = problem.split(split)
+    if not len(x):
+        raise ValueError(f"there is nothing to evaluate: {len(problem.inputs)} instances leave none for {split!r}")
     layer = model.layer
     training = model.training
     with at(layer, layer.tol if tol is None else tol, layer.max_steps), torch.no_grad():

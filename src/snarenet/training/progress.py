@@ -28,12 +28,17 @@ def describe(line: dict[str, Any]) -> str:
     parts.append(f"steps {line['steps']:.0f}")
     if line["relax"]:
         parts.append(f"ε {line['relax']:.1e}")
+    if line.get("best", line["epoch"]) != line["epoch"]:
+        parts.append(f"best in epoch {line['best']}")
     return " · ".join(parts)
 
 
 @contextmanager
-def progress(epochs: int, done: int, title: str) -> Iterator[Callback]:
-    """A callback that shows how far training is; give it every line of metrics."""
+def progress(epochs: int, done: int, title: str, quiet: bool = False) -> Iterator[Callback]:
+    """A callback that shows how far training is, unless quiet; give it every line of metrics."""
+    if quiet:
+        yield lambda line: None
+        return
     if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
         yield _lines(epochs, title)
         return
@@ -59,9 +64,14 @@ def _lines(epochs: int, title: str) -> Callback:
         nonlocal last
         if time.monotonic() - last >= _LINE_SECONDS or line["epoch"] == epochs:
             last = time.monotonic()
-            print(f"{title}: epoch {line['epoch']}/{epochs} · {describe(line)}", file=sys.stderr, flush=True)
+            say(f"{title}: epoch {line['epoch']}/{epochs} · {describe(line)}")
 
     return show
+
+
+def say(sentence: str) -> None:
+    """Tell a user something, where the progress is shown."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -71,13 +81,13 @@ def pretraining(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]
     label, last = f"{title}, its own training", time.monotonic()
     if not terminal or quiet:
 
-        def say(done: int, total: int) -> None:
+        def show(done: int, total: int) -> None:
             nonlocal last
             if not quiet and (time.monotonic() - last >= _LINE_SECONDS or done == total):
                 last = time.monotonic()
-                print(f"{label}: step {done}/{total}", file=sys.stderr, flush=True)
+                say(f"{label}: step {done}/{total}")
 
-        yield say
+        yield show
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -14,7 +14,6 @@ from snarenet.problems import Outcome, Problem
 from snarenet.repair.gpu.graphs import keeping_graphs
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
-from snarenet.training.muon import Muon
 
 
 class Totals:
@@ -75,7 +74,9 @@ class Stepper:
         self.totals = Totals(device, seeds)
         self.records = config.record > 0 and device.type == "cuda" and group.size == 1 and model.layer.recordable
         self.lr = torch.tensor(config.lr, device=device)  # a tensor: a recording reads it
-        self.optimizers = _optimizers(model, self.parameters, config, seeds, self.lr if self.records else config.lr)
+        ndim = 2 if seeds == 1 else 3
+        matrices = [p for p in model.net.parameters() if p.requires_grad and p.ndim == ndim]
+        self.optimizers = config.build_optimizers(self.parameters, matrices, self.lr if self.records else config.lr)
         self._recorded: dict[str, _Recording] = {}
         self._update: torch.cuda.CUDAGraph | None = None
         self._updates = 0
@@ -158,22 +159,6 @@ class Stepper:
                     entries.setdefault(int(i), {})[name] = tensor
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": entries, "param_groups": groups})
-
-
-def _optimizers(
-    model: ConstrainedModel, parameters: list[torch.nn.Parameter], config: TrainConfig, seeds: int, lr: float | Tensor
-) -> list[torch.optim.Optimizer]:
-    """AdamW, and, if so configured, Muon for the matrices of the network; a tensor `lr` is for recording them."""
-    ndim = 2 if seeds == 1 else 3
-    matrices = [p for p in model.net.parameters() if p.requires_grad and p.ndim == ndim and config.optimizer == "muon"]
-    others = [p for p in parameters if not any(p is matrix for matrix in matrices)]
-    decay, recorded = config.weight_decay, isinstance(lr, Tensor)
-    found: list[torch.optim.Optimizer] = []
-    if others:
-        found.append(torch.optim.AdamW(others, lr=lr, weight_decay=decay, capturable=recorded))
-    if matrices:
-        found.append(Muon(matrices, lr=lr, weight_decay=decay))
-    return found
 
 
 def _clip(parameters: list[torch.nn.Parameter], limit: float, seeds: int) -> None:

@@ -72,8 +72,7 @@ def measure(
 
 def _launch(task: Mapping[str, Any], processes: int) -> None:
     """Run `main` in each of some processes."""
-    for name in ("config.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"):
-        Path(task["out"], name).unlink(missing_ok=True)
+    Run.remove(task["out"])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "snarenet_lab.bench.parallel", json.dumps(task)]
     environment = os.environ | {"OMP_NUM_THREADS": str(task["threads"])}

@@ -191,7 +191,7 @@ def _trained(race: Race, method: str, targets: Sequence[float], ladder: Sequence
     failures: dict[str, str] = {}
     tol, sizes = race.tolerance(method), dict(race.problem.sizes)
     jobs = {epochs: TrainingJob(race.problem.name, race.config(method, epochs), sizes, tol) for epochs in ladder}
-    if not (race.out / jobs[ladder[0]].name / "evaluation.json").exists():
+    if not Run.evaluated(race.out / jobs[ladder[0]].name):
         _warm_up(race, method)
 
     def run(epochs: int) -> Rung:
@@ -218,9 +218,9 @@ def _warm_up(race: Race, method: str) -> None:
 
 def _rung(race: Race, folder: Path, epochs: int) -> Rung:
     run = Run.open(folder)
-    arrays, seconds = run.read_arrays("evaluation.npz"), [line["seconds"] for line in run.metrics()]
+    arrays, seconds = run.instances(), [line["seconds"] for line in run.metrics()]
     if arrays is None:
-        raise RuntimeError(f"{folder} has no evaluation.npz")
+        raise RuntimeError(f"{folder} was not evaluated")
     pace = (seconds[-1] - seconds[0]) / (epochs - 1) if epochs > 1 else seconds[-1]
     gap = race.gap(torch.from_numpy(arrays["objective"]))
     return Rung(epochs, seconds[-1], gap, float(arrays["violation"].max()), pace)

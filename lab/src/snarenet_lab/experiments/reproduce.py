@@ -221,7 +221,7 @@ def _origin(item: Item, study: Study, jobs: list[TrainingJob]) -> dict[str, Any]
 
 def _machine(run: Run) -> str:
     """The machine of a run, in words."""
-    known = run.read_json("environment.json") or {}
+    known = run.environment() or {}
     return ", ".join(
         [known.get("device", "unknown"), f"torch {known.get('torch', '?')}", f"git {known.get('git', '?')}"]
     )

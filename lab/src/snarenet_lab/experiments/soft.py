@@ -106,15 +106,13 @@ def train_with_curve(job: TrainingJob, study: Study) -> None:
     folder = study.runs / job.name
     problem = study.problem(job.problem, job.sizes)
     model = job.config.build(problem)
-    resume = folder if (folder / "checkpoint.safetensors").exists() and (folder / _FILE).exists() else None
+    resume = folder if Run.begun(folder) and (folder / _FILE).exists() else None
     if resume is None:
-        for name in ("config.json", "metrics.jsonl", "checkpoint.safetensors", "evaluation.json"):
-            (folder / name).unlink(missing_ok=True)
+        Run.remove(folder)
     notes = _Notes(problem, model, folder, max(1, job.config.epochs // _POINTS))
     run = Trainer(job.config, folder, callbacks=[notes], quiet=True).fit(model, problem, resume)
     found = evaluate(model, problem)
-    run.write_arrays("evaluation.npz", found.arrays)
-    run.write_json("evaluation.json", found.summary)
+    run.save_evaluation(*found)
 
 
 class _Notes:

@@ -114,7 +114,7 @@ class Study:
     def run(self, job: TrainingJob) -> Run | None:
         """The finished run of a job, if there is one."""
         folder = self.runs / job.name
-        return Run.open(folder) if (folder / "evaluation.json").exists() else None
+        return Run.open(folder) if Run.evaluated(folder) else None
 
     def evaluation(
         self, job: TrainingJob, tol: float | None = None

@@ -82,7 +82,7 @@ def write_results_page(folder: Path) -> Path:
     """Write `report.html` into a folder of results, and return its path."""
     found = read_results(folder)
     if not found:
-        raise RunError(f"{folder} holds no run (config.json), and no results of `snarenet reproduce` (nclp.json ...)")
+        raise RunError(f"{folder} holds no run, and no results of `snarenet reproduce` (nclp.json ...)")
     write_text(folder / _REPORT, _page(found, folder))
     return folder / _REPORT
 

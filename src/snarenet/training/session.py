@@ -1,0 +1,239 @@
+"""`Session`: training in progress, of one run or of several whose models are stacked; what a step is says `step.py`."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snarenet.model import ConstrainedModel
+from snarenet.problems import Problem
+from snarenet.relaxation import AdaptiveRelaxation
+from snarenet.training.best import Best, Kept, Score
+from snarenet.training.config import TrainConfig
+from snarenet.training.distributed import Group
+from snarenet.training.evaluate import at, evaluate
+from snarenet.training.progress import pretraining
+from snarenet.training.run import Run
+from snarenet.training.seeds import stack, windows
+from snarenet.training.step import Stepper
+
+
+@dataclass
+class Member:
+    """One of the runs of a session, and what it has for itself.
+
+    Attributes:
+        run: its folder and configuration.
+        model: its model, whose tensors are a part of the stack's.
+        averaged: the model with the running average of its weights, where there is one: that is evaluated.
+        generator: draws its inputs.
+        relaxation: of its epochs.
+        best: its best validated weights.
+        broken: have its weights ceased to be numbers?
+    """
+
+    run: Run
+    model: ConstrainedModel
+    averaged: ConstrainedModel | None
+    generator: torch.Generator
+    relaxation: AdaptiveRelaxation
+    best: Best = field(default_factory=Best)
+    broken: bool = False
+
+    @property
+    def evaluated(self) -> ConstrainedModel:
+        """The model to evaluate, and to return if the last weights are asked for."""
+        return self.averaged or self.model
+
+
+class Session:
+    """All the state of a training.
+
+    Args:
+        runs: the runs, which differ in their seeds alone.
+        models: a model for each.
+        problem: what they are trained on.
+        group: the processes that train together.
+    """
+
+    def __init__(self, runs: list[Run], models: list[ConstrainedModel], problem: Problem, group: Group) -> None:
+        self.config: TrainConfig = runs[0].config
+        self.problem, self.group = problem, group
+        self.data = problem.split("train")
+        self.device = self.data.device
+        self.model = stack(models)
+        self.stepper = Stepper(self.model, problem, self.config, group, len(runs))
+        self.average = self.config.build_average(self.model)
+        each = windows(self.model)
+        averages = [None] * len(runs) if self.average is None else windows(self.average.module)  # pyright: ignore
+        generators = [torch.Generator(self.device).manual_seed(run.config.seed) for run in runs]
+        self.members = [
+            Member(run, model, averaged, generator, self.config.build_relaxation())
+            for run, model, averaged, generator in zip(runs, each, averages, generators, strict=True)
+        ]
+        self.epoch, self.seconds = 0, 0.0
+        group.broadcast(self.model.state_dict().values())
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimisation steps in an epoch."""
+        return math.ceil(len(self.data) / self.config.batch)
+
+    def prepare(self, quiet: bool) -> None:
+        """What comes before the first epoch: the method's own training, and the relaxation of the untrained network."""
+        layer, n = self.model.layer, self.problem.size
+        if self.config.relaxation != "none" and layer.predictions(n) != n:
+            raise ValueError(
+                f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set"
+            )
+        begin = time.perf_counter()
+        with pretraining(layer.title, quiet) as show:
+            layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
+        for member in self.members:
+            if self.config.relaxation == "adarel":
+                member.relaxation.measure(member.model, self.data)
+            self.group.broadcast([member.relaxation.initial])
+        self.group.broadcast(self.model.layer.state_dict().values())
+        self.seconds = time.perf_counter() - begin
+        if self.group.leads:
+            self.save()
+
+    def epochs(self, reference: Tensor | None) -> Iterator[list[dict[str, Any]]]:
+        """Train to the end; gives the metrics of each epoch after it, a line for every run."""
+        while self.epoch < self.config.epochs:
+            begin = time.perf_counter()
+            found = self._train_epoch()
+            self.epoch += 1
+            self._check([line["loss"] for line in found])
+            self.seconds += time.perf_counter() - begin  # of training alone
+            done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
+            lines = [{**done, **line, "seconds": self.seconds} for line in found]
+            if self.config.validates(self.epoch) and len(self.problem.split("valid")):
+                for line, member in zip(lines, self.members, strict=True):
+                    line |= self._validate(member, reference)
+            yield lines
+
+    def _validate(self, member: Member, reference: Tensor | None) -> dict[str, Any]:
+        """What the validation adds to the metrics of an epoch; the weights are kept if they are the best so far."""
+        found = evaluate(member.evaluated, self.problem, "valid", reference=reference, timed=False).summary
+        member.best.offer(Score.of(self.epoch, found), member.evaluated)
+        score = member.best.score
+        return {"valid": found} | ({} if score is None else {"best": score.epoch})
+
+    def _check(self, losses: list[float]) -> None:
+        """Stop once the weights of all runs have ceased to be numbers, which they stay; say so if those of one have."""
+        for member, loss in zip(self.members, losses, strict=True):
+            finite = not math.isnan(loss) or all(p.isfinite().all() for p in member.model.parameters())
+            if member.broken or finite:
+                continue
+            member.broken = True
+            said = (
+                f"the training of seed {member.run.config.seed} broke down in epoch {self.epoch}: its weights are no "
+                "longer numbers; a lower `lr` or a `clip` may help"
+            )
+            if all(other.broken for other in self.members):
+                raise FloatingPointError(said)
+            warnings.warn(said, stacklevel=2)
+
+    def _train_epoch(self) -> list[dict[str, Any]]:
+        """One pass over the training inputs; gives a line of metrics for every run."""
+        config, soft = self.config, self.config.relaxation == "soft" and self.epoch < self.config.relaxed_epochs
+        each = [member.relaxation.to(self.device).at(self.epoch) for member in self.members]
+        tensors = [one for one in each if isinstance(one, Tensor)]  # of all runs or of none
+        relax = torch.stack(tensors) if len(tensors) > 1 else each[0]
+        step, steps = self.epoch * self.steps_per_epoch, config.epochs * self.steps_per_epoch
+        totals, lr = self.stepper.totals, 0.0
+        totals.clear()
+        self.model.train()
+        layer = self.model.layer
+        tol, most = (config.tol, config.max_steps) if config.method == "snare" else (layer.tol, layer.max_steps)
+        with at(layer, tol, config.record if self.stepper.records else most, "ignore"):
+            for i, x in enumerate(self._batches()):
+                lr = config.lr_at(step + i, steps)
+                self.stepper(x, relax, soft, lr)
+                if self.average is not None:
+                    self.average.update_parameters(self.model)
+        largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]
+        return [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
+
+    def _batches(self) -> Iterator[Tensor]:
+        """The inputs of an epoch, those of each run in its own order; the same in all processes."""
+        batch, count = self.config.batch, self.steps_per_epoch
+        generators = [member.generator for member in self.members]
+        if self.config.fresh:
+            for _ in range(count):
+                yield torch.cat([self.problem.sample(batch, generator) for generator in generators])
+            return
+        size = len(self.data)
+        order = torch.stack([torch.randperm(size, generator=g, device=self.device) for g in generators])
+        if self.stepper.records:  # a recording has one size: fill the last batch up from the first
+            order = torch.cat([order, order], 1)[:, : count * batch]
+        for index in order.split(batch, 1):
+            yield self.data[index.flatten()]
+
+    def save(self) -> None:
+        """Write a checkpoint of every run, which can go on with the others or alone."""
+        for k, member in enumerate(self.members):
+            loose = {
+                "relaxation": member.relaxation.initial,
+                "generator": member.generator.get_state(),
+                "random": torch.get_rng_state(),
+            }
+            groups = {"model": member.model.state_dict(), "optimizer": self.stepper.state(k)}
+            if self.average is not None:
+                groups["average"] = member.evaluated.state_dict()
+                loose["averaged"] = self.average.n_averaged
+            if self.device.type == "cuda":
+                loose["random_cuda"] = torch.cuda.get_rng_state(self.device)
+            score = member.best.score
+            state = {"epoch": self.epoch, "seconds": self.seconds, "best": score and score._asdict()}
+            member.run.save_checkpoint({**groups, "best": member.best.tensors, "": loose}, state)
+
+    def load(self) -> None:
+        """Go on from the last checkpoints, all of the same epoch."""
+        optimizers = []
+        for member in self.members:
+            groups, state = member.run.read_checkpoint()
+            loose = groups[""]
+            member.model.load_state_dict(groups["model"])
+            optimizers.append(groups.get("optimizer", {}))
+            if self.average is not None:
+                member.evaluated.load_state_dict(groups["average"])
+                self.average.n_averaged.copy_(loose["averaged"])
+            if state.get("best") is not None:  # not in checkpoints of the first version
+                member.best.score, member.best.tensors = Score(**state["best"]), groups["best"]
+            member.relaxation.initial = loose["relaxation"]
+            member.generator.set_state(loose["generator"])
+            torch.set_rng_state(loose["random"])
+            if "random_cuda" in loose and self.device.type == "cuda":
+                torch.cuda.set_rng_state(loose["random_cuda"], self.device)
+            self.epoch, self.seconds = state["epoch"], state["seconds"]
+            if self.group.leads:
+                member.run.rewind(self.epoch)
+        self.stepper.load_state(optimizers)
+        self.group.wait()
+
+    def finish(self) -> list[Kept]:
+        """Leave the chosen weights in the models, and on disk; says which they are."""
+        chosen = []
+        for member in self.members:
+            epoch, score = self.epoch, member.best.score
+            if self.config.keep == "best" and score is not None:
+                epoch = score.epoch
+                member.model.load_state_dict(member.best.tensors)
+            elif member.averaged is not None:
+                member.model.load_state_dict(member.averaged.state_dict())
+            self.group.broadcast(member.model.state_dict().values())  # the leader's choice is that of all
+            member.model.eval()
+            chosen.append(Kept(epoch, self.epoch, score))
+            if self.group.leads:
+                member.run.save_model(member.model, chosen[-1])
+        self.group.wait()
+        return chosen
