@@ -33,7 +33,7 @@ class Budget:
 
     Attributes:
         name: its name.
-        about: sentences on what it leaves out, for every report; "{share}" stands for the share.
+        about: sentences on what it leaves out, for every report.
         share: of the paper's epochs, warm-up epochs and steps of pretraining, for runs of the recipe `paper`.
         shares: the same for single items, by name, where it is another.
         epochs: of runs of the recipe `best` in the main tables, by family.
@@ -72,11 +72,6 @@ class Budget:
     def of(self, item: str) -> Budget:
         """The budget with the share of this item."""
         return replace(self, share=self.shares.get(item, self.share))
-
-    @property
-    def words(self) -> str:
-        """What it leaves out."""
-        return self.about.format(share=self.share)
 
     def scaled(self, number: int) -> int:
         """This share of the paper's number, at least 1 unless that is 0."""
@@ -135,9 +130,8 @@ SMOKE = Budget(
 )
 STANDARD = Budget(
     name="standard",
-    about="Budget standard: the paper's problems and data. Parity runs have {share:.3g} times the paper's epochs, "
-    "warm-up and pretraining. OptNet, which solves a cone program for every sample, has one epoch in batches of 32. "
-    "By the recipe `best`, FSNet has a fifth of the others' epochs, and HProj 4,000 steps of pretraining.",
+    about="Budget standard: the paper's problems and data. Every row says its epochs, and where the paper has more, "
+    "how many. OptNet, which solves a cone program for every sample, has one epoch in batches of 32.",
     share=1.0,
     shares={"inequalities": 0.5, "ncqcqp": 0.03},
     epochs={"nclp": 300, "qcqp": 150, "ncqcqp": 150, "cbf": 30},

@@ -154,6 +154,8 @@ class Study:
             len(entry.jobs),
             known,
             command(entry.jobs[0], entry.tol),
+            entry.jobs[0].config.epochs,
+            entry.paper_epochs,
         )
 
     def summary(self, job: TrainingJob, tol: float | None = None) -> dict[str, Any] | None:
