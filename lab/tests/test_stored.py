@@ -46,6 +46,9 @@ class TestStored:
         assert found.cells["gap"] == Cell.of([6.0, 7.0, 2.0])
         assert found.cells["time"].values == (60.0, 70.0, 20.0)
         assert found.count == "3 of 5"
+        plain = replace(new, cells={"gap": new.cells["gap"]}, seeds=(1, 2))  # without the times
+        assert better(plain, old).cells["time"].values == (20.0, 40.0)
+        assert [*better(replace(plain, seeds=(2, 3)), old).cells] == ["gap"]
         other = replace(old, command="--epochs 100 --width 8")  # another training
         assert better(new, other) == new
 

@@ -50,6 +50,7 @@ _PAPER: Fields = {
     "penalty": 10.0,
     "relaxation": "adarel",
     "relax_epochs": 500,
+    "relax_mode": "train",
     "damping": 0.01,
     "rows": "all",
     "rescue": False,

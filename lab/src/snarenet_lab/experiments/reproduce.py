@@ -151,6 +151,8 @@ def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[s
         rest = _runs(len(waiting) - sum(refused.values()))
         remarks.append(f"{rest} of {len(jobs)} are not done; the same command goes on with them.")
     remarks += study.missing.values()
+    if study.unmeasured and stored is None:
+        remarks.append("Not everything is measured; the same command without --no-train goes on with it.")
     if any(_stacked(row) for sheet in sheets for row in sheet.rows):
         remarks.append("Seeds were trained as one: the training time of a row is that of all its seeds together.")
     figures = item.figures(study, sheets)

@@ -42,14 +42,15 @@ def better(new: Row, old: Row | None) -> Row:
 
 def _joined(new: Row, old: Row) -> Row:
     """A row of the seeds of both; where both have one, the new."""
-    order = dict.fromkeys((*new.seeds, *old.seeds))
+    order = tuple(dict.fromkeys((*new.seeds, *old.seeds)))
     cells = {}
-    for key in new.cells.keys() & old.cells.keys():
-        values = dict(zip(old.seeds, old.cells[key].values, strict=True))
-        values |= dict(zip(new.seeds, new.cells[key].values, strict=True))
-        cells[key] = Cell.of([values[seed] for seed in order])
-    known = {key: cells[key] for key in new.cells if key in cells}
-    return replace(new, cells=known, done=len(order), planned=max(new.planned, len(order)), seeds=tuple(order))
+    for key in dict.fromkeys((*new.cells, *old.cells)):
+        values: dict[int, float] = {}
+        for row in (old, new):
+            values |= dict(zip(row.seeds, row.cells.get(key, Cell()).values, strict=False))
+        if len(values) == len(order):  # else a quantity that one of them lacks, such as a gap without references
+            cells[key] = Cell.of([values[seed] for seed in order])
+    return replace(new, cells=cells, done=len(order), planned=max(new.planned, len(order)), seeds=order)
 
 
 def _each_seed(row: Row) -> bool:
