@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 from snarenet_lab.files import write_text
@@ -44,17 +46,23 @@ def remarks(results: Results, folder: Path) -> list[str]:
     return [*results.remarks, *agreement(results), *notes_on(results, folder)]
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """Prose in lines of 120 characters, all but the first indented."""
+    lines = textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _page(results: Results, folder: Path) -> str:
     drawn = []
     for spec in results.figures:
         name = f"{results.item}-{spec['name']}.svg"
         there = (folder / name).exists()
         drawn.append(f"![{spec['caption']}]({name})\n" if there else f"No figure {name}: it needs matplotlib.\n")
-    listed = "".join(f"- {remark}\n" for remark in remarks(results, folder))
+    listed = "".join(wrapped(f"- {remark}", "  ") for remark in remarks(results, folder))
     parts = [
         f"# {results.title}\n",
-        results.about + "\n",
-        *map(markdown, results.sheets),
+        wrapped(results.about),
+        *(markdown(replace(sheet, note=wrapped(sheet.note).rstrip("\n"))) for sheet in results.sheets),
         *drawn,
         *([listed] if listed else []),
         f"```sh\n{results.origin['command']}\n```\n",
