@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.problems.cbf import decode, encode, nominal_control
+from snarenet.testing import draw
 
 OBSTACLES = torch.tensor([[-5, 5, 2, 1.41], [-1, 3, 0.25, 1.41], [-9, 2, 1, 1]], dtype=torch.float64)
 

@@ -6,9 +6,9 @@ import io
 
 import pytest
 import torch
-from conformance import draw
 
 import snarenet as sn
+from snarenet.testing import draw
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)
 x, other = draw(5, 2, seed=3), draw(8, 2, seed=4)

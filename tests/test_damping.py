@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conformance import draw
 
 import snarenet as sn
 from snarenet.damping import as_damping
+from snarenet.testing import draw
 
 
 def test_schedules() -> None:

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from conformance import draw
+from torch import Tensor
 
 import snarenet as sn
+from snarenet.testing import draw
 
 A = draw(2, 3)
 y = draw(4, 3, seed=1)
@@ -89,7 +90,7 @@ def subclass_without_rows() -> sn.Constraints:
         (sn.Box(0.0, 1.0), torch.ones(2, 3, dtype=torch.long), None, TypeError, "`y` must be a floating-point"),
         (sn.Linear(A, equals=lambda x: x), y, None, ValueError, "`equals` is a function of x, but no x was given"),
         (sn.Linear(lambda x: x["a"], upper=1.0), y, None, ValueError, "`A` is a function of x, but no x was given"),
-        (sn.Linear(A, equals=lambda x: x), y, draw(5, 2), ValueError, "expected 4 rows as in `y`, but got shape"),
+        (sn.Linear(A, equals=lambda x: x), y, draw(5, 2), ValueError, "expected 4 samples as in `y`, but got shape"),
         (sn.Linear(A, equals=lambda x: x), y, draw(4, 3), ValueError, r"`lower` must have shape \(2\) or \(4, 2\)"),
         (sn.Linear(A, equals=lambda x: x[:, 0]), y, draw(4, 2), ValueError, r"`equals\(x\)` must return \(B, rows\)"),
         (sn.Linear(A, lower=lambda x: x, upper=0.0), y, draw(4, 2).abs(), ValueError, "`lower` <= `upper`"),
@@ -164,6 +165,56 @@ def test_a_matrix_of_m_by_n_by_n_is_whole() -> None:
     torch.testing.assert_close(per_sample.value(y), torch.einsum("bmi,bi->bm", H, y.square()))
 
 
+class TestQuadraticWithoutOneOfItsMatrices:
+    @pytest.mark.parametrize(
+        "H", [draw(2, 3), draw(2, 3, 3), draw(4, 2, 3), draw(4, 2, 3, 3)], ids=lambda H: str(H.ndim)
+    )
+    def test_no_linear_term(self, H: Tensor) -> None:
+        found, spelled = sn.Quadratic(H, upper=0.1), sn.Quadratic(H, torch.zeros(2, 3), upper=0.1)
+        assert (found.rows, found.size) == (2, 3)
+        assert torch.equal(found.value(y), spelled.value(y))
+        assert torch.equal(sn.repair(found, y).value, sn.repair(spelled, y).value)
+        assert list(found.state_dict()) == ["H", "limit.lower", "limit.upper"]
+
+    def test_functions_of_x(self) -> None:
+        x, H = draw(4, 2, seed=1), draw(2, 3, seed=2)
+        square = sn.Quadratic(lambda x: x.unsqueeze(2) * H, upper=0.1)
+        torch.testing.assert_close(square.value(y, x), torch.einsum("bm,mn,bn->bm", x, H, y.square()))
+        line = sn.Quadratic(G=lambda x: x.unsqueeze(2) * H, upper=0.1)
+        torch.testing.assert_close(line.value(y, x), torch.einsum("bm,mn,bn->bm", x, H, y))
+        with pytest.raises(ValueError, match=r"`H` must have shape \(m, 3\)"):
+            sn.Quadratic(lambda x: x[0], upper=0.1).value(y, x)
+
+    def test_no_quadratic_term(self) -> None:
+        assert torch.equal(sn.Quadratic(G=A, upper=0.1).value(y), sn.Linear(A, upper=0.1).value(y))
+
+    def test_neither(self) -> None:
+        with pytest.raises(ValueError, match="at least one of `H` and `G`"):
+            sn.Quadratic(upper=1.0)
+
+    def test_bounds_must_fit(self) -> None:
+        with pytest.raises(ValueError, match=r"`H` must have shape \(5, n\) .* but got shape \(2, 3\)"):
+            sn.Quadratic(A, upper=torch.ones(5))
+
+
+class TestMoreDimensions:
+    """A prediction (B, H, n) is refused, with a word on how to flatten it."""
+
+    def test_all_entries_together(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"\(B, 30\), but got shape \(4, 10, 3\); flatten it: y.flatten\(1\) has shape \(4, 30\)"
+        ):
+            sn.SnareLayer(sn.Linear(torch.ones(1, 30), equals=1.0))(torch.zeros(4, 10, 3))
+        with pytest.raises(
+            ValueError, match=r"\(B, n\), .*y.flatten\(1\).*\.reshape\(4, 10, 3\) gives the result its shape"
+        ):
+            sn.Box(0.0, 1.0).violation(torch.zeros(4, 10, 3))
+
+    def test_each_vector_by_itself(self) -> None:
+        with pytest.raises(ValueError, match=r"y.flatten\(0, -2\) has shape \(40, 3\)"):
+            sn.Linear(A, upper=1.0).violation(torch.zeros(4, 10, 3))
+
+
 class TestBounds:
     def test_shapes(self) -> None:
         lower, upper = sn.Linear(A, upper=1.0).bounds()
@@ -180,11 +231,26 @@ class TestBounds:
         box = sn.Box(0.0, 1.0)
         assert box.rows is None
         assert box.at(y).map.rows == 3
-        with pytest.raises(ValueError, match="not known before"):
-            (box & sn.Linear(A, upper=1.0)).bounds()
-        with pytest.raises(ValueError, match="not known before"):
+        with pytest.raises(ValueError, match=r"rows of this `Box` are not known .* tensor \(rows,\)"):
             _ = box.constant_rows
         assert sn.Box(torch.zeros(3), 1.0).constant_rows.all()
+
+    def test_a_box_of_numbers_learns_its_size_from_the_other_parts(self) -> None:
+        stack = sn.Box(0.0, 1.0) & sn.Linear(A, upper=2.0)
+        assert stack.rows == stack.known_rows() == 5
+        assert stack.constant
+        assert stack.constant_rows.tolist() == [True] * 5
+        lower, upper = stack.bounds()
+        assert lower.tolist() == [0.0] * 3 + [-math.inf] * 2
+        assert upper.tolist() == [1.0] * 3 + [2.0] * 2
+        mixed = sn.Box(0.0, lambda x: x) & sn.Quadratic(A, upper=1.0)
+        assert mixed.constant_rows.tolist() == [True] * 3 + [False] * 2
+        assert mixed.bounds(torch.ones(4, 3))[1].shape == (4, 5)
+        lone = sn.Box(0.0, 1.0) & sn.Box(-1.0, 2.0)
+        assert lone.rows is None
+        assert lone.known_rows(4) == 8
+        with pytest.raises(ValueError, match="not known before"):
+            lone.bounds()
 
     def test_stacking_is_flat_and_keeps_order(self) -> None:
         stack = sn.Linear(A, upper=1.0) & (sn.Box(torch.zeros(3), 1.0) & sn.Linear(A * 2, upper=2.0))

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.completion import Completion, random_order
 from snarenet.layers.dc3 import DC3Layer
+from snarenet.testing import assert_equal, draw, gradients
 
 A, C, H, G = draw(4, 7, seed=1), draw(3, 7, seed=2), draw(2, 7, seed=3).abs(), draw(2, 7, seed=4)
 X = draw(5, 3, seed=5)

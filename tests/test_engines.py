@@ -10,9 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from emulation import on_devices, use_kernels
-from textbook import textbook_repair
 from torch import Tensor
 
 import snarenet as sn
@@ -25,6 +23,7 @@ from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, STALLED
+from snarenet.testing import assert_equal, draw, textbook_repair
 
 BATCH, SIZE = 5, 6
 

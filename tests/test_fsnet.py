@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers.fsnet import FSNetLayer
 from snarenet.layers.lbfgs import InverseHessian
+from snarenet.testing import assert_equal, draw, gradients
 from snarenet.training.recipes import settings
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers.flow import ActNorm, Autoregressive, Flow, LUMatrix
 from snarenet.layers.hproj import HProjLayer
+from snarenet.testing import draw
 from snarenet.training.recipes import settings
 
 INPUTS = 2

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from emulation import emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
@@ -17,6 +16,7 @@ import snarenet as sn
 from snarenet.repair import scale
 from snarenet.repair.gpu import blocks, curved, launching
 from snarenet.repair.gpu import rows as packing
+from snarenet.testing import assert_equal, draw
 
 BATCH = 7  # not a multiple of a block's samples
 Build = Callable[[], sn.Constraints]

@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
-from conformance import draw
 from torch import nn
 
 import snarenet as sn
+from snarenet.testing import draw
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance import draw
 
 import snarenet as sn
 from snarenet.linalg import Dual
+from snarenet.testing import draw
 
 
 def spd(batch: int, m: int, condition: float) -> torch.Tensor:

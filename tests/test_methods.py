@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import snarenet as sn
 from snarenet.layers import METHODS, HProjLayer, Layer, build
 from snarenet.problems.cbf import decode, encode
+from snarenet.testing import assert_equal, draw, gradients
 from snarenet.training import recipes
 from snarenet.training.distributed import Group
 from snarenet.training.recipes import Setting

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers import HardNetLayer, PiNetLayer
+from snarenet.testing import assert_equal, draw
 
 FINISH = sn.Annealed(1e-3, 0.1)
 

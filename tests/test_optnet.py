@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.optnet import OptNetLayer
 from snarenet.reference.engines import Clarabel
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw
 
 pytest.importorskip("cvxpylayers")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of cvxpylayers
@@ -36,7 +36,12 @@ def constraints(H: Tensor = DIAGONALS) -> sn.Constraints:
 def oracle(H: Tensor) -> Tensor:
     """The nearest points by Clarabel, called directly, and a Newton step."""
     instance = constraints(H).at(Y, X)
-    blocks = (Rows(A.numpy()), Rows(G.numpy(), H.numpy()), Rows(C.numpy()), Rows(np.eye(N)))
+    blocks = (
+        QuadraticRows(A.numpy()),
+        QuadraticRows(G.numpy(), H.numpy()),
+        QuadraticRows(C.numpy()),
+        QuadraticRows(np.eye(N)),
+    )
     found = []
     for y, low, high in zip(Y.numpy(), instance.lower.numpy(), instance.upper.numpy(), strict=True):
         program = Structured(np.ones(N), -y, np.zeros(N), blocks)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conformance import draw, gradients
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw, gradients
 from snarenet.training.recipes import settings
 
 N, BATCH = 6, 7
@@ -35,7 +35,7 @@ def oracle(y: Tensor, J: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """The nearest points by Clarabel, one by one."""
     found = []
     for point, low, high in zip(y.numpy(), lower.numpy(), upper.numpy(), strict=True):
-        program = Structured(np.ones(len(point)), -point, np.zeros(len(point)), (Rows(J.numpy()),))
+        program = Structured(np.ones(len(point)), -point, np.zeros(len(point)), (QuadraticRows(J.numpy()),))
         found.append(Clarabel(program)(point, low, high))
     return torch.from_numpy(np.stack(found))
 

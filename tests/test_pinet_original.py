@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers.pinet import PiNetLayer
 from snarenet.reference.engines import Clarabel
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
+from snarenet.testing import draw
 
 PYTHON = os.environ.get("SNARENET_PINET_PYTHON", "")
 pytestmark = [
@@ -204,7 +204,7 @@ def nearest(case: Case) -> Tensor:
         torch.cat([case[rows], case["right"], *([case[of_y]] if of_y in case else [])], 1)
         for rows, of_y in (("lower", "low"), ("upper", "high"))
     )
-    solver = [Clarabel(Structured(np.ones(n), -y, np.zeros(n), (Rows(J.numpy()),))) for y in case["y"].numpy()]
+    solver = [Clarabel(Structured(np.ones(n), -y, np.zeros(n), (QuadraticRows(J.numpy()),))) for y in case["y"].numpy()]
     points = zip(solver, case["y"].numpy(), low.numpy(), high.numpy(), strict=True)
     return torch.from_numpy(np.stack([solve(y, lower, upper) for solve, y, lower, upper in points]))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.layers import PiNetLayer
 from snarenet.repair.start import active_set
+from snarenet.testing import assert_equal, draw
 
 FINISH = sn.Annealed(1e-3, 0.1)
 N = 8
@@ -25,7 +25,7 @@ def ellipsoids() -> sn.Constraints:
 
 
 def shells() -> sn.Constraints:
-    """Bounds from both sides, and rows that bend the other way."""
+    """Bounds from both sides, and rows with negative Hessians."""
     H = torch.stack([torch.ones(N), torch.cat([torch.ones(4), -0.2 * torch.ones(4)])]).double()
     return sn.Quadratic(H, 0.1 * draw(2, N, seed=6), [1.0, -1.0], [4.0, 2.0]) & sn.Linear(draw(2, N, seed=5), -0.5, 0.5)
 

@@ -8,12 +8,12 @@ import weakref
 
 import pytest
 import torch
-from conformance import assert_equal, draw
 from emulation import on_a_gpu
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.repair.gpu.graphs import Recorder
+from snarenet.testing import assert_equal, draw
 
 
 @pytest.fixture

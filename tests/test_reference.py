@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conformance import draw
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.problems.base import Problem
 from snarenet.problems.separable import Separable
 from snarenet.reference import ENGINES, Reference, solve, solving
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
 from snarenet.reference.store import Store
+from snarenet.testing import draw
 
 for extra in ("casadi", "clarabel", "scipy", "threadpoolctl"):
     pytest.importorskip(extra)
@@ -155,7 +155,7 @@ def test_clarabel_refuses_what_is_not_convex(name: str, reason: str) -> None:
 
 
 def test_convexity_is_read_from_the_numbers() -> None:
-    disk = Structured(np.ones(2), np.zeros(2), np.zeros(2), (Rows(np.zeros((1, 2)), np.ones((1, 2))),))
+    disk = Structured(np.ones(2), np.zeros(2), np.zeros(2), (QuadraticRows(np.zeros((1, 2)), np.ones((1, 2))),))
     inside, outside = np.array([[-np.inf]]), np.array([[np.inf]])
     assert disk.why_not_convex(inside, np.ones((1, 1))) is None
     assert "lower bound of row 0" in str(disk.why_not_convex(np.ones((1, 1)), outside))
@@ -221,7 +221,7 @@ def test_the_program_is_the_problem(name: str) -> None:
 
 def test_kkt_residual_has_a_closed_form() -> None:
     """min 1/2 |y|^2 - 2 y_1 over y_1 <= 1: the multiplier is 2 - y_1, and (1 - e, d) leaves d, or e (1 + e)."""
-    program = Structured(np.ones(2), np.array([-2.0, 0.0]), np.zeros(2), (Rows(np.array([[1.0, 0.0]])),))
+    program = Structured(np.ones(2), np.array([-2.0, 0.0]), np.zeros(2), (QuadraticRows(np.array([[1.0, 0.0]])),))
     lower, upper = np.array([-np.inf]), np.array([1.0])
     assert program.kkt_residual(np.array([1.0, 0.0]), lower, upper) == 0
     assert program.kkt_residual(np.array([1.0, 1e-3]), lower, upper) == pytest.approx(1e-3)
@@ -281,7 +281,9 @@ def test_further_starts_find_the_better_optimum() -> None:
 
 
 def test_the_first_start_is_the_shortest_solution_of_the_equalities() -> None:
-    program = Structured(np.ones(3), np.zeros(3), np.zeros(3), (Rows(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])),))
+    program = Structured(
+        np.ones(3), np.zeros(3), np.zeros(3), (QuadraticRows(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])),)
+    )
     start = program.least_norm(np.array([2.0, -1.0]), np.array([2.0, 1.0]))
     np.testing.assert_allclose(start, [1.0, 1.0, 0.0], atol=1e-14)
 

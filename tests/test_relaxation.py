@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conformance import draw
 from torch import nn
 
 import snarenet as sn
+from snarenet.testing import draw
 
 A = draw(3, 4, seed=1)
 

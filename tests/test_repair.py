@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -30,6 +29,7 @@ from snarenet.repair import options
 from snarenet.repair.choose import choose
 from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
+from snarenet.testing import assert_equal, draw, gradients
 
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):

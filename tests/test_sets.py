@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 import torch
-from conformance import BATCH, Case, Conformance, draw
 from torch import Tensor, nn
 
 import snarenet as sn
+from snarenet.testing import Case, ConstraintsSuite, draw
+
+BATCH = 5
 
 INF = torch.tensor(torch.inf, dtype=torch.float64)
 
 
-def number(value: float):
-    return lambda x: torch.tensor(value, dtype=torch.float64)
-
-
-class TestLinearConstant(Conformance):
+class TestLinearConstant(ConstraintsSuite):
     """Inequalities and equalities with one matrix: the constraint-space route, or elimination when rows are active."""
 
     def case(self) -> Case:
         A, C, b = draw(3, 6, seed=1), draw(2, 6, seed=2), torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
         return Case(
             sn.Linear(A, upper=b) & sn.Linear(C, equals=lambda x: x),
-            lambda y, x: torch.cat([y @ A.T, y @ C.T], 1),
-            lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
-            lambda x: torch.cat([b.expand(BATCH, 3), x], 1),
             draw(BATCH, 6, seed=3, scale=2),
             draw(BATCH, 2, seed=4),
+            formula=lambda y, x: torch.cat([y @ A.T, y @ C.T], 1),
+            lower=lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
+            upper=lambda x: torch.cat([b.expand(BATCH, 3), x], 1),
         )
 
 
-class TestLinearTwoSided(Conformance):
+class TestLinearTwoSided(ConstraintsSuite):
     def case(self) -> Case:
         A, width = draw(3, 5, seed=1), torch.tensor([0.1, 0.2, 0.0], dtype=torch.float64)
         return Case(
             sn.Linear(A, lower=lambda x: x - width, upper=lambda x: x + width),
-            lambda y, x: y @ A.T,
-            lambda x: x - width,
-            lambda x: x + width,
             draw(BATCH, 5, seed=2),
             draw(BATCH, 3, seed=3),
+            formula=lambda y, x: y @ A.T,
+            lower=lambda x: x - width,
+            upper=lambda x: x + width,
         )
 
 
-class TestLinearPerSample(Conformance):
+class TestLinearPerSample(ConstraintsSuite):
     def case(self) -> Case:
         A, b = draw(BATCH, 3, 5, seed=1), draw(BATCH, 3, seed=2)
         return Case(
             sn.Linear(A, upper=b),
-            lambda y, x: torch.einsum("bmn,bn->bm", A, y),
-            lambda x: -INF,
-            lambda x: b,
             draw(BATCH, 5, seed=3, scale=2),
+            formula=lambda y, x: torch.einsum("bmn,bn->bm", A, y),
+            upper=lambda x: b,
             batched=True,
         )
 
 
-class TestLinearOfX(Conformance):
+class TestLinearOfX(ConstraintsSuite):
     """A(x) and bounds of x, the form of a control-barrier policy; x is a pytree."""
 
     def case(self) -> Case:
@@ -65,30 +62,30 @@ class TestLinearOfX(Conformance):
 
         return Case(
             sn.Linear(matrix, lower=lambda x: x["low"], upper=0.4),
-            lambda y, x: torch.einsum("bmn,bn->bm", matrix(x), y),
-            lambda x: x["low"],
-            number(0.4),
             draw(BATCH, 4, seed=1),
             {"pose": draw(BATCH, 4, seed=2), "low": -draw(BATCH, 2, seed=3).abs()},
+            formula=lambda y, x: torch.einsum("bmn,bn->bm", matrix(x), y),
+            lower=lambda x: x["low"],
+            upper=0.4,
         )
 
 
-class TestLinearLearned(Conformance):
+class TestLinearLearned(ConstraintsSuite):
     """A matrix and a right-hand side that are trained."""
 
     def case(self) -> Case:
         A, b = nn.Parameter(draw(2, 5, seed=1)), nn.Parameter(draw(2, seed=2))
         return Case(
             sn.Linear(A, equals=b),
-            lambda y, x: y @ A.T,
-            lambda x: b,
-            lambda x: b,
             draw(BATCH, 5, seed=3),
+            formula=lambda y, x: y @ A.T,
+            lower=lambda x: b,
+            upper=lambda x: b,
             tensors=[A, b],
         )
 
 
-class TestMoreRowsThanVariables(Conformance):
+class TestMoreRowsThanVariables(ConstraintsSuite):
     """A polytope in the plane with 12 sides: the n-by-n system."""
 
     def case(self) -> Case:
@@ -96,14 +93,13 @@ class TestMoreRowsThanVariables(Conformance):
         A = torch.stack([angles.cos(), angles.sin()], 1) * torch.linspace(1, 3, 12, dtype=torch.float64).unsqueeze(1)
         return Case(
             sn.Linear(A, upper=1.0),
-            lambda y, x: y @ A.T,
-            lambda x: -INF,
-            number(1.0),
             draw(BATCH, 2, seed=1, scale=4),
+            formula=lambda y, x: y @ A.T,
+            upper=1.0,
         )
 
 
-class TestManyNonlinearRows(Conformance):
+class TestManyNonlinearRows(ConstraintsSuite):
     def case(self) -> Case:
         centres = draw(7, 2, seed=1)
 
@@ -112,112 +108,110 @@ class TestManyNonlinearRows(Conformance):
 
         return Case(
             sn.Nonlinear(g, rows=7, lower=0.5, upper=9.0),
-            g,
-            number(0.5),
-            number(9.0),
             draw(BATCH, 2, seed=2, scale=3),
             draw(BATCH, 1, seed=3, scale=0.2),
+            formula=g,
+            lower=0.5,
+            upper=9.0,
         )
 
 
-class TestBox(Conformance):
+class TestBox(ConstraintsSuite):
     def case(self) -> Case:
         lower = torch.tensor([-1.0, -torch.inf, 0.0, -0.5], dtype=torch.float64)
         return Case(
             sn.Box(lower, lambda x: x),
-            lambda y, x: y,
-            lambda x: lower,
-            lambda x: x,
             draw(BATCH, 4, seed=1, scale=2),
             draw(BATCH, 4, seed=2).abs(),
+            formula=lambda y, x: y,
+            lower=lambda x: lower,
+            upper=lambda x: x,
         )
 
 
-class TestBoxWithCoupling(Conformance):
+class TestBoxWithCoupling(ConstraintsSuite):
     """Probability vectors that also obey a quadratic row: the box is eliminated."""
 
     def case(self) -> Case:
         ones, weights = torch.ones(1, 5, dtype=torch.float64), draw(1, 5, seed=1).abs()
         return Case(
             sn.Linear(ones, equals=1.0) & sn.Box(0.0, 0.6) & sn.Quadratic(weights, ones * 0, upper=0.4),
-            lambda y, x: torch.cat([y @ ones.T, y, y.square() @ weights.T], 1),
-            lambda x: torch.tensor([1.0] + 5 * [0.0] + [-torch.inf], dtype=torch.float64),
-            lambda x: torch.tensor([1.0] + 5 * [0.6] + [0.4], dtype=torch.float64),
             draw(BATCH, 5, seed=2, scale=2),
+            formula=lambda y, x: torch.cat([y @ ones.T, y, y.square() @ weights.T], 1),
+            lower=lambda x: torch.tensor([1.0] + 5 * [0.0] + [-torch.inf], dtype=torch.float64),
+            upper=lambda x: torch.tensor([1.0] + 5 * [0.6] + [0.4], dtype=torch.float64),
         )
 
 
-class TestQuadraticDiagonal(Conformance):
+class TestQuadraticDiagonal(ConstraintsSuite):
     """Non-convex rows with linear equalities, as in the paper's QCQP."""
 
     def case(self) -> Case:
         H, G, C = draw(3, 6, seed=1, scale=0.2), draw(3, 6, seed=2), draw(2, 6, seed=3)
         return Case(
             sn.Quadratic(H, G, upper=0.5) & sn.Linear(C, equals=lambda x: x),
-            lambda y, x: torch.cat([y.square() @ H.T + y @ G.T, y @ C.T], 1),
-            lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
-            lambda x: torch.cat([torch.full((BATCH, 3), 0.5, dtype=x.dtype), x], 1),
             draw(BATCH, 6, seed=4, scale=2),
             draw(BATCH, 2, seed=5),
+            formula=lambda y, x: torch.cat([y.square() @ H.T + y @ G.T, y @ C.T], 1),
+            lower=lambda x: torch.cat([-INF.expand(BATCH, 3), x], 1),
+            upper=lambda x: torch.cat([torch.full((BATCH, 3), 0.5, dtype=x.dtype), x], 1),
         )
 
 
-class TestQuadraticWhole(Conformance):
+class TestQuadraticWhole(ConstraintsSuite):
     def case(self) -> Case:
         H, G = draw(2, 4, 4, seed=1, scale=0.3), draw(2, 4, seed=2)
         return Case(
             sn.Quadratic(H, G, lower=-0.5, upper=0.5),
-            lambda y, x: torch.einsum("bi,mij,bj->bm", y, H, y) + y @ G.T,
-            number(-0.5),
-            number(0.5),
             draw(BATCH, 4, seed=3),
+            formula=lambda y, x: torch.einsum("bi,mij,bj->bm", y, H, y) + y @ G.T,
+            lower=-0.5,
+            upper=0.5,
         )
 
 
-class TestQuadraticOfX(Conformance):
+class TestQuadraticOfX(ConstraintsSuite):
     def case(self) -> Case:
-        def bend(x: Tensor) -> Tensor:
+        def diagonals(x: Tensor) -> Tensor:
             return x.unsqueeze(1) * torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
 
         G = draw(BATCH, 2, 4, seed=1)
         return Case(
-            sn.Quadratic(bend, G, upper=0.2),
-            lambda y, x: (bend(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
-            lambda x: -INF,
-            number(0.2),
+            sn.Quadratic(diagonals, G, upper=0.2),
             draw(BATCH, 4, seed=2),
             draw(BATCH, 4, seed=3, scale=0.5),
+            formula=lambda y, x: (diagonals(x) * y.square().unsqueeze(1)).sum(2) + torch.einsum("bmn,bn->bm", G, y),
+            upper=0.2,
             batched=True,
         )
 
 
-class TestQuadraticWholePerSample(Conformance):
+class TestQuadraticWholePerSample(ConstraintsSuite):
     def case(self) -> Case:
         H, G = draw(BATCH, 2, 4, 4, seed=1, scale=0.3), draw(2, 4, seed=2)
         return Case(
             sn.Quadratic(H, G, upper=0.3),
-            lambda y, x: torch.einsum("bi,bmij,bj->bm", y, H, y) + y @ G.T,
-            lambda x: -INF,
-            number(0.3),
             draw(BATCH, 4, seed=3, scale=1.5),
+            formula=lambda y, x: torch.einsum("bi,bmij,bj->bm", y, H, y) + y @ G.T,
+            upper=0.3,
             batched=True,
         )
 
 
-class TestQuadraticLearned(Conformance):
+class TestQuadraticLearned(ConstraintsSuite):
     def case(self) -> Case:
         H, G = nn.Parameter(draw(2, 4, seed=1, scale=0.3)), nn.Parameter(draw(2, 4, seed=2))
         return Case(
             sn.Quadratic(H, G, equals=0.3),
-            lambda y, x: y.square() @ H.T + y @ G.T,
-            number(0.3),
-            number(0.3),
             draw(BATCH, 4, seed=3),
+            formula=lambda y, x: y.square() @ H.T + y @ G.T,
+            lower=0.3,
+            upper=0.3,
             tensors=[H, G],
         )
 
 
-class TestNonlinearTrigonometric(Conformance):
+class TestNonlinearTrigonometric(ConstraintsSuite):
     """Fewer rows than variables, in y and x."""
 
     def case(self) -> Case:
@@ -228,15 +222,15 @@ class TestNonlinearTrigonometric(Conformance):
 
         return Case(
             sn.Nonlinear(g, rows=3, lower=-0.2, upper=0.2),
-            g,
-            number(-0.2),
-            number(0.2),
             draw(BATCH, 5, seed=2),
             draw(BATCH, 5, seed=3, scale=0.3),
+            formula=g,
+            lower=-0.2,
+            upper=0.2,
         )
 
 
-class TestNonlinearModule(Conformance):
+class TestNonlinearModule(ConstraintsSuite):
     """A network as a constraint: its parameters receive gradients."""
 
     def case(self) -> Case:
@@ -252,16 +246,16 @@ class TestNonlinearModule(Conformance):
         net = Net()
         return Case(
             sn.Nonlinear(net, rows=2, equals=0.1),
-            net,
-            number(0.1),
-            number(0.1),
             draw(BATCH, 4, seed=3, scale=0.5),
             draw(BATCH, 2, seed=4, scale=0.2),
+            formula=net,
+            lower=0.1,
+            upper=0.1,
             tensors=list(net.parameters()),
         )
 
 
-class TestNonlinearClosure(Conformance):
+class TestNonlinearClosure(ConstraintsSuite):
     """A function that captured tensors by itself: a leaf, and the result of a computation on another."""
 
     def case(self) -> Case:
@@ -273,16 +267,15 @@ class TestNonlinearClosure(Conformance):
 
         return Case(
             sn.Nonlinear(g, rows=2, upper=0.8),
-            g,
-            lambda x: -INF,
-            number(0.8),
             draw(BATCH, 4, seed=3, scale=2),
+            formula=g,
+            upper=0.8,
             tensors=[a],
             hidden=[b],
         )
 
 
-class TestNonlinearWithJacobian(Conformance):
+class TestNonlinearWithJacobian(ConstraintsSuite):
     def case(self) -> Case:
         W = draw(2, 4, seed=1)
 
@@ -294,15 +287,38 @@ class TestNonlinearWithJacobian(Conformance):
 
         return Case(
             sn.Nonlinear(g, rows=2, lower=0.5, upper=1.0, jacobian=jacobian),
-            g,
-            number(0.5),
-            number(1.0),
             draw(BATCH, 4, seed=2, scale=2),
             draw(BATCH, 2, seed=3, scale=0.1),
+            formula=g,
+            lower=0.5,
+            upper=1.0,
         )
 
 
-class TestSubclass(Conformance):
+class TestNonlinearWithJacobianAndClosure(ConstraintsSuite):
+    """What a given Jacobian and its function captured, a leaf and the result of a computation, gets its gradients."""
+
+    def case(self) -> Case:
+        a, b = draw(4, seed=1).requires_grad_(), draw(4, seed=2).requires_grad_()
+        square = b.square()
+
+        def g(y: Tensor, x: None) -> Tensor:
+            return torch.stack([(a.to(y) * y).sum(1) + (square.to(y) * y.square()).sum(1), y.cos() @ a.to(y)], 1)
+
+        def jacobian(y: Tensor, x: None) -> Tensor:
+            return torch.stack([a.to(y) + 2 * square.to(y) * y, -y.sin() * a.to(y)], 1)
+
+        return Case(
+            sn.Nonlinear(g, rows=2, upper=0.8, jacobian=jacobian),
+            draw(BATCH, 4, seed=3, scale=2),
+            formula=g,
+            upper=0.8,
+            tensors=[a],
+            hidden=[b],
+        )
+
+
+class TestSubclass(ConstraintsSuite):
     """A user's own set: two methods and the number of rows."""
 
     def case(self) -> Case:
@@ -323,10 +339,10 @@ class TestSubclass(Conformance):
         ring = Ring()
         return Case(
             ring,
-            lambda y, x: (y - ring.centre).square().sum(1, keepdim=True),
-            lambda x: x,
-            lambda x: x + 1,
             draw(BATCH, 3, seed=2, scale=3),
             draw(BATCH, 1, seed=3).abs() + 1,
+            formula=lambda y, x: (y - ring.centre).square().sum(1, keepdim=True),
+            lower=lambda x: x,
+            upper=lambda x: x + 1,
             tensors=[ring.centre],
         )

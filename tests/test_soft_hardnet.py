@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance import assert_equal, draw, gradients
-from textbook import autograd_jacobian, textbook_repair
 from torch import Tensor, nn
 
 import snarenet as sn
 from snarenet.layers.hardnet import HardNetLayer, HardNetPlusPlusLayer, hardnet_plus_plus
 from snarenet.layers.soft import SoftLayer
+from snarenet.testing import assert_equal, autograd_jacobian, draw, gradients, textbook_repair
 from snarenet.training.recipes import settings
 
 A, C = draw(3, 6, seed=1), draw(2, 6, seed=2)

@@ -6,11 +6,13 @@ import copy
 
 import pytest
 import torch
-from conformance import BATCH, Case, Conformance, assert_equal, draw, gradients
 from torch import Tensor
 
 import snarenet as sn
 from snarenet.constraints import sparse
+from snarenet.testing import Case, ConstraintsSuite, assert_equal, draw, gradients
+
+BATCH = 5
 
 
 def thin(rows: int, size: int, seed: int = 0) -> Tensor:
@@ -29,14 +31,13 @@ def few(rows: int, size: int, entries: int = 5) -> Tensor:
     return torch.sparse_coo_tensor(indices, values.flatten(), (rows, size), check_invariants=True)
 
 
-class TestInequalities(Conformance):
+class TestInequalities(ConstraintsSuite):
     def case(self) -> Case:
         A = thin(6, 8)[:5]
         upper = -0.3 * torch.ones(5, dtype=torch.float64)
         return Case(
             sn.Linear(A.to_sparse_coo(), upper=upper),
             formula=lambda y, x: y @ A.T,
-            lower=lambda x: torch.tensor(-torch.inf, dtype=torch.float64),
             upper=lambda x: upper,
             y=draw(BATCH, 8, seed=5, scale=2),
         )
@@ -57,7 +58,7 @@ class TestInequalities(Conformance):
 BOUNDS = {"constraints.limit.lower", "constraints.limit.upper"}
 
 
-class TestStack(Conformance):
+class TestStack(ConstraintsSuite):
     """Sparse equalities, with a bound from x, beside a dense quadratic and a sparse inequality."""
 
     def case(self) -> Case:

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from conformance import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.testing import draw
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10_000)

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import draw
-from textbook import autograd_jacobian, textbook_repair
 from torch import Tensor
 
 import snarenet as sn
 from snarenet import cli
+from snarenet.testing import autograd_jacobian, draw, textbook_repair
 from snarenet_lab import bench
 from snarenet_lab.bench import __main__ as without_tyro
 from snarenet_lab.bench import common, damping, growth, matrix_free, robustness, scaling

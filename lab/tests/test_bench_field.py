@@ -12,7 +12,7 @@ import torch
 
 import snarenet as sn
 from snarenet.reference.engines import Clarabel
-from snarenet.reference.program import Rows, Structured
+from snarenet.reference.program import QuadraticRows, Structured
 from snarenet_lab.bench import field, original, parallel, race
 from snarenet_lab.bench.common import Benchmark
 from snarenet_lab.bench.field import Setup
@@ -41,7 +41,7 @@ def nearest(setup: Setup) -> torch.Tensor:
     A, _, C = pieces(problem)
     J, n = torch.cat([A, C]).numpy(), problem.size
     found = [
-        Clarabel(Structured(np.ones(n), -point, np.zeros(n), (Rows(J),)))(point, low, high)
+        Clarabel(Structured(np.ones(n), -point, np.zeros(n), (QuadraticRows(J),)))(point, low, high)
         for point, low, high in zip(y.detach().numpy(), lower.numpy(), upper.numpy(), strict=True)
     ]
     return torch.from_numpy(np.stack(found))

@@ -41,7 +41,7 @@ def test_a_mistake_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: P
         ("compare", "nclq"): "did you mean 'nclp'?",
         ("bench", "speed", "--device", "cpu"): "`item` must be all or one of repair,",
         ("reproduce", "nlcp", "--device", "cpu"): "`items` must be some of all, nclp,",
-        ("report", str(tmp_path)): "holds no run (config.json), and no results of `snarenet reproduce`",
+        ("report", str(tmp_path)): "holds no run, and no results of `snarenet reproduce`",
     }.items():
         with pytest.raises(SystemExit) as stop:
             cli.main(list(arguments))

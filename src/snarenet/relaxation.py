@@ -19,7 +19,7 @@ from snarenet.constraints import Constraints
 Decay = Literal["linear", "cosine", "harmonic"]
 
 
-class Layer(Protocol):
+class Constrained(Protocol):
     """What is asked of a layer here."""
 
     @property
@@ -32,7 +32,7 @@ class Model(Protocol):
     training: bool
 
     @property
-    def layer(self) -> Layer: ...
+    def layer(self) -> Constrained: ...
     def raw(self, x: Any) -> Tensor: ...
     def train(self, mode: bool = True) -> Any: ...
 

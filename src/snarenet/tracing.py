@@ -18,3 +18,8 @@ def tracing() -> bool:
 def without_grad() -> AbstractContextManager[Any]:
     """torch.no_grad(), except while a model is exported: an exported graph should not switch modes."""
     return nullcontext() if torch.compiler.is_exporting() else torch.no_grad()
+
+
+def to_onnx() -> bool:
+    """Is this call exported to ONNX, which knows no factorisations and rounds Python's numbers to float32?"""
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()

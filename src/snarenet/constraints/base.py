@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,22 +146,34 @@ class Constraints(nn.Module, ABC):
         return (self,)
 
     @property
+    def constant(self) -> bool:
+        """Are all rows linear, with one matrix for all samples that is not learned, so that J never changes?"""
+        return False
+
+    @property
     def constant_rows(self) -> Tensor:
         """(rows,) true for rows that are linear with one matrix for all samples: their Jacobian never changes."""
-        return torch.zeros(self.known_rows(), dtype=torch.bool)
+        return torch.full((self.known_rows(),), self.constant)
 
-    def known_rows(self) -> int:
-        """`rows`, or an error where only a call can tell."""
-        if self.rows is None:
-            raise ValueError(
-                f"the rows of this `{type(self).__name__}` are not known before y and x; give bounds (rows,)"
-            )
+    def rows_for(self, size: int | None) -> int | None:
+        """How many rows there are for a y of `size` entries, None where only a call can tell."""
         return self.rows
+
+    def known_rows(self, size: int | None = None) -> int:
+        """The same, or an error where only a call can tell."""
+        rows = self.rows_for(size)
+        if rows is None:
+            raise ValueError(
+                f"the rows of this `{type(self).__name__}` are not known before y and x: give a bound as a tensor "
+                "(rows,), or ask `at(y, x)`"
+            )
+        return rows
 
     def check(self, y: Tensor) -> Tensor:
         """y, if it is a batch of vectors of this set's size."""
         if not isinstance(y, Tensor) or y.ndim != 2 or self.size not in (None, y.shape[1]):
-            raise ValueError(f"`y` must have shape (B, {self.size or 'n'}), but got {describe(y)}")
+            hint = _how_to_flatten(y, self.size) if isinstance(y, Tensor) and y.ndim > 2 else ""
+            raise ValueError(f"`y` must have shape (B, {self.size or 'n'}), but got {describe(y)}{hint}")
         if not y.is_floating_point():
             raise TypeError(f"`y` must be a floating-point tensor, but got {y.dtype}")
         return y
@@ -188,3 +201,15 @@ def _expand(name: str, bound: Tensor, shape: tuple[int, int], y: Tensor) -> Tens
     if bound.ndim:
         check_shape(name, bound, shape[1:], shape)
     return bound.to(y.dtype).expand(shape)
+
+
+def _how_to_flatten(y: Tensor, size: int | None) -> str:
+    """How a y of more dimensions becomes a batch of vectors, and the result gets its shape back."""
+    shape = tuple(y.shape)
+    if size == shape[-1]:
+        flat, way = (math.prod(shape[:-1]), size), "y.flatten(0, -2)"
+        what = "the set holds for each vector of the last dimension"
+    else:
+        flat, way = (shape[0], math.prod(shape[1:])), "y.flatten(1)"
+        what = "the set holds for all entries of a sample together"
+    return f"; flatten it: {way} has shape {flat}, if {what}, and .reshape{shape} gives the result its shape back"

@@ -1,4 +1,4 @@
-"""`Bounds`: the lower and upper limits of a set, whichever way a user gives them."""
+"""`Bounds`: the lower and upper bounds of a set, whichever way a user gives them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Bounds(nn.Module):
         """(lower, upper) at x."""
         bounds = tuple(recall(self, name, x) for name in self.names)
         for name, bound in zip(self.names, bounds, strict=True):
-            if bound.ndim == 1 and is_function(
-                getattr(self, name)
-            ):  # (B,) and (rows,) could be mistaken for each other
+            # (B,) and (rows,) could be mistaken for each other
+            if bound.ndim == 1 and is_function(getattr(self, name)):
                 raise ValueError(f"`{name}(x)` must return (B, rows) or a number, but got {describe(bound)}")
         if not self.fixed:
             self._check(*bounds)

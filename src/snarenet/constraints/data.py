@@ -109,14 +109,14 @@ def recall(module: nn.Module, name: str, x: Any) -> Tensor:
 
 
 def check_inputs(y: Tensor, x: Any) -> None:
-    """Raise unless every tensor of x has one row per sample of y and is on its device."""
+    """Raise unless every tensor of x has the samples of y as its first dimension, and is on its device."""
     for leaf in tree_leaves(x):
         if not isinstance(leaf, Tensor):
             continue
         if leaf.ndim and leaf.shape[0] != y.shape[0]:
             raise ValueError(
-                f"every tensor of `x` must have one row per sample: expected {y.shape[0]} rows as in `y`, "
-                f"but got {describe(leaf)}"
+                f"every tensor of `x` must have the batch as its first dimension: expected {y.shape[0]} samples as in "
+                f"`y`, but got {describe(leaf)}"
             )
         if leaf.device != y.device:
             raise ValueError(f"`x` is on {leaf.device}, but `y` is on {y.device}")
@@ -130,5 +130,5 @@ def cast(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def select_inputs(x: Any, index: Tensor) -> Any:
-    """The rows `index` of x."""
+    """x of the samples `index`."""
     return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.ndim else leaf, x)

@@ -11,8 +11,8 @@ from torch import Tensor
 from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
-from snarenet.constraints.maps import IdentityMap, LinearMap
-from snarenet.constraints.sparse import SparseMap, SparseMatrix, is_sparse
+from snarenet.constraints.maps import IdentityMap, LinearMap, SparseMap
+from snarenet.constraints.sparse import SparseMatrix, is_sparse
 
 
 class Linear(Constraints):
@@ -89,9 +89,8 @@ class Linear(Constraints):
         return self.memo.get(("A", dtype), (A.values, A.indices), lambda: SparseMap(A, dtype))
 
     @property
-    def constant_rows(self) -> Tensor:
-        constant = isinstance(self.A, SparseMatrix) or self.constant_map(torch.float64) is not None
-        return torch.full((self.known_rows(),), constant)
+    def constant(self) -> bool:
+        return isinstance(self.A, SparseMatrix) or self.constant_map(torch.float64) is not None
 
 
 class Box(Constraints):
@@ -113,5 +112,8 @@ class Box(Constraints):
         return self._instance(y, IdentityMap(y.shape[1]), x)
 
     @property
-    def constant_rows(self) -> Tensor:
-        return torch.ones(self.known_rows(), dtype=torch.bool)
+    def constant(self) -> bool:
+        return True
+
+    def rows_for(self, size: int | None) -> int | None:
+        return size if self.rows is None else self.rows

@@ -25,7 +25,9 @@ class Nonlinear(Constraints):
         lower: lower bounds: a number, (rows,), (B, rows), or a function of x; None for none.
         upper: upper bounds, likewise.
         equals: right-hand side of equalities, instead of `lower` and `upper`.
-        jacobian: function of (y, x) that returns (B, rows, n), where you have a faster one than `torch.func`.
+        jacobian: function of (y, x) that returns (B, rows, n), where you have a faster one than `torch.func`. It must
+            be the derivative of fn in y, made of the same tensors. It is called once a step, where J is needed as a
+            matrix; products with J and the backward pass differentiate fn.
 
     Example:
         >>> import torch, snarenet as sn

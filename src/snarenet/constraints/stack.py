@@ -23,8 +23,7 @@ class Stack(Constraints):
             raise ValueError(f"all parts must constrain the same y, but they expect sizes n = {sorted(sizes)}")
         self._modules["parts"] = nn.ModuleList(flat)  # not as an attribute: that is a property
         self.size = sizes.pop() if sizes else None
-        rows = [part.rows for part in flat]
-        self.rows = None if None in rows else sum(row for row in rows if row is not None)
+        self.rows = self.rows_for(self.size)
 
     @property
     def parts(self) -> Sequence[Constraints]:
@@ -35,7 +34,7 @@ class Stack(Constraints):
 
     def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
         sides = zip(*(part.bounds(x) for part in self.parts), strict=True)
-        lower, upper = (_join(side, [part.known_rows() for part in self.parts]) for side in sides)
+        lower, upper = (_join(side, [part.known_rows(self.size) for part in self.parts]) for side in sides)
         return lower, upper
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
@@ -44,8 +43,16 @@ class Stack(Constraints):
         return Instance(StackedMap([part.map for part in parts]), lower, upper, sum((part.equal for part in parts), ()))
 
     @property
+    def constant(self) -> bool:
+        return all(part.constant for part in self.parts)
+
+    @property
     def constant_rows(self) -> Tensor:
-        return torch.cat([part.constant_rows for part in self.parts])
+        return torch.cat([torch.full((part.known_rows(self.size),), part.constant) for part in self.parts])
+
+    def rows_for(self, size: int | None) -> int | None:
+        rows = [part.rows_for(self.size if size is None else size) for part in self.parts]
+        return None if None in rows else sum(row for row in rows if row is not None)
 
 
 def _join(bounds: tuple[Tensor, ...], rows: list[int]) -> Tensor:

@@ -89,8 +89,8 @@ class PiNetLayer(Layer):
             tuple(self.constraints.buffers()),
             lambda: _Lifted(instance, work),
         )
-        job = _Job(lifted, self.omega, self.sigma, self.tol, self.max_steps)
-        value, steps = _Project.apply(job, work, instance.lower, instance.upper)  # pyright: ignore
+        splitting = _Splitting(lifted, self.omega, self.sigma, self.tol, self.max_steps)
+        value, steps = _Project.apply(splitting, work, instance.lower, instance.upper)  # pyright: ignore
         status = self.judge(instance, value, y, steps).status
         value = value.to(y.dtype)
         return self.judge(instance, value.to(torch.float64), y, steps)._replace(value=value, status=status)
@@ -143,7 +143,7 @@ class _Lifted:
         return torch.cat([v[:, :n], v[:, n:] / self.scale[self.rest]], 1)
 
 
-class _Job(NamedTuple):
+class _Splitting(NamedTuple):
     """What one call of the layer asks for."""
 
     lifted: _Lifted
@@ -161,23 +161,23 @@ class _Point(NamedTuple):
     hit: Tensor
 
 
-def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> _Point:
+def _iterate(splitting: _Splitting, y: Tensor, lower: Tensor, upper: Tensor) -> _Point:
     """The splitting; a sample leaves the batch as soon as it has converged, and one that is not a number at once."""
-    lifted, n = job.lifted, y.shape[1]
-    pull = 2 * job.sigma * y
+    lifted, n = splitting.lifted, y.shape[1]
+    pull = 2 * splitting.sigma * y
     low, high = lifted.bounds(lower, y, -torch.inf), lifted.bounds(upper, y, torch.inf)
     offset = (upper * lifted.scale)[:, lifted.equal] @ lifted.shift
     s = lifted.lift(y)
     end = _Point(y.clone(), torch.zeros(len(y), dtype=torch.int64, device=y.device), torch.zeros_like(s))
     live = y.isfinite().all(1).nonzero().squeeze(1)
     s, pull, low, high, offset = (tensor[live] for tensor in (s, pull, low, high, offset))
-    for step in range(job.max_steps + 1):
+    for step in range(splitting.max_steps + 1):
         v = s @ lifted.projector + offset
         p = 2 * v - s
-        p = torch.cat([(p[:, :n] + pull) / (1 + 2 * job.sigma), p[:, n:]], 1)
+        p = torch.cat([(p[:, :n] + pull) / (1 + 2 * splitting.sigma), p[:, n:]], 1)
         t = p.clamp(low, high)
-        done = largest(lifted.unscaled(t - v, n)) <= _MARGIN * job.tol
-        if step == job.max_steps:
+        done = largest(lifted.unscaled(t - v, n)) <= _MARGIN * splitting.tol
+        if step == splitting.max_steps:
             done = torch.ones_like(done)
         if bool(done.any()):
             gone = live[done]
@@ -189,7 +189,7 @@ def _iterate(job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> _Point:
             )
         if not len(live):
             break
-        s = s + job.omega * (t - v)
+        s = s + splitting.omega * (t - v)
     return end
 
 
@@ -197,9 +197,9 @@ class _Project(torch.autograd.Function):
     """The projection, with the derivative of the projection onto the active rows."""
 
     @staticmethod
-    def forward(ctx: Any, job: _Job, y: Tensor, lower: Tensor, upper: Tensor) -> Any:
-        end = _iterate(job, y, lower, upper)
-        ctx.lifted, ctx.rows = job.lifted, lower.shape[1]
+    def forward(ctx: Any, splitting: _Splitting, y: Tensor, lower: Tensor, upper: Tensor) -> Any:
+        end = _iterate(splitting, y, lower, upper)
+        ctx.lifted, ctx.rows = splitting.lifted, lower.shape[1]
         ctx.save_for_backward(end.y, end.hit)
         ctx.mark_non_differentiable(end.steps)
         return end.y, end.steps

@@ -1,6 +1,14 @@
 """Linear algebra of one step, one file a kind: `spectrum`, `eliminated`, `dense`, `krylov`; `systems` joins them."""
 
-from snarenet.linalg.dense import cholesky, cholesky_solve, places_of, rows_at, triangular_solve
+from snarenet.linalg.dense import (
+    add_to_diagonal,
+    cholesky,
+    cholesky_ex,
+    cholesky_solve,
+    places_of,
+    rows_at,
+    triangular_solve,
+)
 from snarenet.linalg.eliminated import (
     Eliminated,
     EliminatedBox,
@@ -22,7 +30,9 @@ __all__ = [
     "Primal",
     "Spectrum",
     "System",
+    "add_to_diagonal",
     "cholesky",
+    "cholesky_ex",
     "cholesky_solve",
     "column",
     "eliminate",

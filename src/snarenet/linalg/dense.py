@@ -5,15 +5,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from snarenet.tracing import tracing
+from snarenet.tracing import to_onnx, tracing
 
 _INVERSE_SIZE = 64  # rows up to which a GPU inverts a factor rather than solving with it: two products for two solves
 _FEW = 0.75  # share of the rows up to which the active ones get a system of their own
 
 
+def add_to_diagonal(matrix: Tensor, diagonal: float | Tensor) -> Tensor:
+    """matrix + diag(diagonal), in place: matrices (B, m, m), and a diagonal that broadcasts to (B, m)."""
+    entries = matrix.diagonal(dim1=-2, dim2=-1)
+    if torch.compiler.is_exporting():  # a graph that is made functional cannot hold a write to a view
+        return matrix + torch.diag_embed(torch.zeros_like(entries) + diagonal)
+    entries.add_(diagonal)
+    return matrix
+
+
+def cholesky_ex(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of each matrix (B, m, m) for `triangular_solve`, and (B,) a code that is 0 where there is one."""
+    if not to_onnx():
+        factor, code = torch.linalg.cholesky_ex(matrix)
+        return factor, code
+    factor = _inverse_factor(matrix)
+    return factor, (~factor.isfinite()).flatten(1).any(1).to(torch.int32)
+
+
+def _inverse_factor(matrix: Tensor) -> Tensor:
+    """The inverse of the Cholesky factor, by halves: sums, products and roots alone."""
+    size = matrix.shape[-1]
+    if size <= 1:
+        return matrix.rsqrt()
+    half = size // 2
+    first = _inverse_factor(matrix[..., :half, :half])
+    below = matrix[..., half:, :half] @ first.mT
+    second = _inverse_factor(matrix[..., half:, half:] - below @ below.mT)
+    corner = torch.zeros_like(matrix[..., :half, half:])
+    return torch.cat([torch.cat([first, corner], -1), torch.cat([-(second @ below @ first), second], -1)], -2)
+
+
 def cholesky(matrix: Tensor) -> Tensor:
     """The factor for `cholesky_solve`; a matrix singular to working precision gets the smallest shift it needs."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
+    factor, info = cholesky_ex(matrix)
     shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
     while not tracing() and bool((info > 0).any()) and shift < 1:
         diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) * (info > 0).unsqueeze(-1)
@@ -33,8 +64,10 @@ def cholesky_solve(factor: Tensor, rhs: Tensor) -> Tensor:
 
 
 def triangular_solve(factor: Tensor, rhs: Tensor) -> Tensor:
-    """The solution (B, m) of L L' w = rhs for lower triangles L (B, m, m)."""
+    """The solution (B, m) of L L' w = rhs for factors (B, m, m) of `cholesky_ex`."""
     column = rhs.unsqueeze(-1)
+    if to_onnx():
+        return (factor.mT @ (factor @ column)).squeeze(-1)
     if factor.is_cuda:  # torch.cholesky_solve waits for the device there, and cannot be recorded
         column = torch.linalg.solve_triangular(factor, column, upper=False)
         return torch.linalg.solve_triangular(factor.mT, column, upper=True).squeeze(-1)

@@ -55,7 +55,7 @@ class ConjugateGradients:
         return torch.cat([y.new_empty(y.shape[0], 0), *(self._row_norms(part, y) for part in map.parts)], 1)
 
     def _row_norms(self, map: Map, y: Tensor) -> Tensor:
-        return self._estimate(map, y) if isinstance(map, FunctionMap) and not map.explicit else map.row_norms(y)
+        return self._estimate(map, y) if isinstance(map, FunctionMap) else map.row_norms(y)
 
     def _estimate(self, map: Map, y: Tensor) -> Tensor:
         r"""The mean of $(J z)^2$ over fixed random signs z, drawn towards the mean of all rows.
@@ -64,8 +64,8 @@ class ConjugateGradients:
         sample differ by no more than that, they are taken to be equal; the more they differ, the more they are trusted.
         """
         signs = torch.randint(0, 2, (self.probes, y.shape[1]), generator=torch.Generator().manual_seed(0)).to(y) * 2 - 1
-        push, _ = map.linearize(y)
-        squares = torch.stack([push(z.expand_as(y)).square() for z in signs]).mean(0)
+        linear = map.linearize(y)
+        squares = torch.stack([linear.jvp(z.expand_as(y)).square() for z in signs]).mean(0)
         squares = squares.clamp(min=torch.finfo(y.dtype).tiny)
         own, mean = squares.log(), squares.mean(1, keepdim=True).log()
         noise = 2 / self.probes + 2 / self.probes**2

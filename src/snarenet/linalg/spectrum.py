@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.tracing import tracing
+from snarenet.tracing import to_onnx, tracing
 
 _TRANSFER_BYTES = 2**28  # memory for the cached transfer matrices of one spectrum
 
 
 def column(damping: float | Tensor) -> float | Tensor:
     """A damping per sample as a column, a shared one as it is."""
-    return damping.unsqueeze(-1) if isinstance(damping, Tensor) else damping
+    if isinstance(damping, Tensor):
+        return damping.unsqueeze(-1)
+    return torch.tensor(damping, dtype=torch.float64) if to_onnx() else damping
 
 
 class Spectrum:

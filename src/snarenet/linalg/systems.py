@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Map
-from snarenet.linalg.dense import cholesky, cholesky_solve, places_of, rows_at
+from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
 from snarenet.linalg.eliminated import Eliminated
 from snarenet.linalg.krylov import ConjugateGradients
 from snarenet.linalg.spectrum import column
@@ -70,7 +70,7 @@ class Dual(System):
         krylov: ConjugateGradients | None = None,
     ) -> None:
         self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
-        self._jvp, self._vjp = map.linearize(y)
+        self.linear = map.linearize(y)
         self.weight = column(damping)
         self.diagonal = delta if active is None else delta * active + (1 - active)
         self.krylov = krylov
@@ -78,7 +78,7 @@ class Dual(System):
         self.factor = None if krylov else (self._factor() if factor is None else factor)
 
     def _factor(self) -> Tensor:
-        J, active, diagonal, places = self.map.jacobian(self.y), self.active, self.diagonal, self.places
+        J, active, diagonal, places = self.linear.jacobian, self.active, self.diagonal, self.places
         if places is not None and active is not None:
             active, diagonal = active.gather(1, places), diagonal.gather(1, places)
         if places is not None and J.ndim == 3:
@@ -91,8 +91,7 @@ class Dual(System):
             gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
         if active is not None:
             gram = (gram * active.unsqueeze(1)).mul_(active.unsqueeze(2))
-        gram.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        return cholesky(gram)
+        return cholesky(add_to_diagonal(gram, diagonal))
 
     def _mask(self, w: Tensor) -> Tensor:
         return w if self.active is None else w * self.active
@@ -101,10 +100,10 @@ class Dual(System):
         return v if self.eliminated is None else self.eliminated.shrink(v)
 
     def _push(self, v: Tensor) -> Tensor:
-        return self._mask(self._jvp(v))
+        return self._mask(self.linear.jvp(v))
 
     def _pull(self, w: Tensor) -> Tensor:
-        return self._vjp(self._mask(w))
+        return self.linear.vjp(self._mask(w))
 
     def _solve(self, rhs: Tensor) -> Tensor:
         if self.factor is not None and self.places is not None:
@@ -148,14 +147,13 @@ class Primal(System):
         damping: float | Tensor,
         factor: Tensor | None = None,
     ) -> None:
-        self.map, self.y = map, y
+        self.linear = map.linearize(y)
         self.inverse = 1 / scale if active is None else active / scale
         self.weight = 1.0
         if factor is None:
-            J = map.jacobian(y)
+            J = self.linear.jacobian
             gram = (J.mT * self.inverse.unsqueeze(1)) @ J
-            gram.diagonal(dim1=-2, dim2=-1).add_(column(damping))
-            factor = cholesky(gram)
+            factor = cholesky(add_to_diagonal(gram, column(damping)))
         self.factor = factor
 
     def _solve(self, v: Tensor) -> Tensor:
@@ -163,9 +161,9 @@ class Primal(System):
         return cholesky_solve(self.factor, v)
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
-        d = self._solve(self.map.vjp(self.y, residual * self.inverse))
-        return d, (residual - self.map.jvp(self.y, d)) * self.inverse
+        d = self._solve(self.linear.vjp(residual * self.inverse))
+        return d, (residual - self.linear.jvp(d)) * self.inverse
 
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         e = self._solve(v)
-        return self.map.jvp(self.y, e) * self.inverse, e, None
+        return self.linear.jvp(e) * self.inverse, e, None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from snarenet.reference.program import VIOLATION, Array, Program, Rows, Structured, need
+from snarenet.reference.program import VIOLATION, Array, Program, QuadraticRows, Structured, need
 
 
 class Engine(ABC):
@@ -56,7 +56,7 @@ class Ipopt(Engine):
         self.solver = ca.nlpsol("reference", "ipopt", {"x": y, "f": f, "g": g}, {"print_time": False, **settings})
 
     @staticmethod
-    def _rows(ca: Any, block: Rows, y: Any) -> Any:
+    def _rows(ca: Any, block: QuadraticRows, y: Any) -> Any:
         linear = ca.mtimes(ca.DM(block.G), y)
         if block.H is None:
             return linear

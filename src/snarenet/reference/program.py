@@ -121,7 +121,7 @@ class Program(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class QuadraticRows:
     """Rows y'H_i y + G_i y.
 
     Attributes:
@@ -168,7 +168,7 @@ class Structured(Program):
     square: Array
     slope: Array
     sine: Array
-    blocks: tuple[Rows, ...]
+    blocks: tuple[QuadraticRows, ...]
 
     @property
     def size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

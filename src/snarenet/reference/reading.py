@@ -10,7 +10,7 @@ from snarenet.constraints.base import Instance
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
 from snarenet.problems.base import Problem
 from snarenet.problems.separable import Separable
-from snarenet.reference.program import Array, Program, Rows, Structured, digest
+from snarenet.reference.program import Array, Program, QuadraticRows, Structured, digest
 
 
 def read_structure(problem: Problem, map: Map) -> Structured | str:
@@ -26,14 +26,14 @@ def read_structure(problem: Problem, map: Map) -> Structured | str:
     return Structured(_array(problem.square), _array(problem.linear), _array(problem.sine), tuple(blocks))
 
 
-def _read_rows(part: Map, size: int) -> Rows | None:
+def _read_rows(part: Map, size: int) -> QuadraticRows | None:
     """The rows of a part; None where they are functions, or differ between the samples."""
     if isinstance(part, IdentityMap):
-        return Rows(np.eye(size))
+        return QuadraticRows(np.eye(size))
     if isinstance(part, LinearMap) and part.A.ndim == 2:
-        return Rows(_array(part.A))
+        return QuadraticRows(_array(part.A))
     if isinstance(part, QuadraticMap) and part.G.ndim == 2 and part.H.ndim == (2 if part.diagonal else 3):
-        return Rows(_array(part.G), _array(part.H if part.diagonal else (part.H + part.H.mT) / 2))
+        return QuadraticRows(_array(part.G), _array(part.H if part.diagonal else (part.H + part.H.mT) / 2))
     return None
 
 

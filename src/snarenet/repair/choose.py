@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance, Linear
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, StackedMap
-from snarenet.constraints.sparse import SparseMap
+from snarenet.constraints.maps import IdentityMap, LinearMap, Map, SparseMap, StackedMap
 from snarenet.linalg import Spectrum
 from snarenet.memo import Memo
 from snarenet.repair.engine import Engine

@@ -16,11 +16,11 @@ Evaluation = Mapping[str, Any]
 _SPLITS = {"train": "training", "valid": "validation", "test": "test"}
 
 
-def pick(record: Any, *keys: str) -> Any:
-    """`record[key][key]...`, or None where a part is missing."""
+def pick(summary: Any, *keys: str) -> Any:
+    """`summary[key][key]...`, or None where a part is missing."""
     for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return record
+        summary = summary.get(key) if isinstance(summary, Mapping) else None
+    return summary
 
 
 def feasible_at(evaluation: Evaluation) -> tuple[str, float] | None:

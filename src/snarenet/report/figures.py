@@ -263,7 +263,7 @@ def to_svg(figure: Any) -> str:
 
 def _series(metrics: list[dict[str, Any]], *keys: str) -> np.ndarray:
     """One number of every epoch, NaN where it was not measured."""
-    found = (pick(record, *keys) for record in metrics)
+    found = (pick(line, *keys) for line in metrics)
     return np.array([np.nan if value is None else float(value) for value in found])
 
 

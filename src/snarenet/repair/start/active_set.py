@@ -31,10 +31,10 @@ from torch import Tensor
 
 from snarenet.constraints.base import Instance
 from snarenet.constraints.maps import times, transposed_times
-from snarenet.linalg import places_of, rows_at, triangular_solve
+from snarenet.linalg import add_to_diagonal, cholesky_ex, places_of, rows_at, triangular_solve
 from snarenet.tracing import tracing
 
-FLAT = 0.1  # D is at least this share of W, where rows bend the other way
+FLAT = 0.1  # D is at least this share of W, where Hessians are negative
 _LEAST = 1e-13  # share of its diagonal that is always added to the system: active rows may depend on each other
 # the shares step by step; where one is larger than the one before, the search begins anew
 _SHARES = (
@@ -124,15 +124,14 @@ def _step(task: Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
         above = (lower == upper) | (multipliers + reach * (value - upper) > 0)
         active = above | (multipliers + reach * (value - lower) < 0)
         multipliers = torch.where(active, multipliers, 0.0)
-        D = torch.maximum(weights + map.bend(multipliers), FLAT * weights)
+        D = torch.maximum(weights + map.hessian_diagonal(multipliers), FLAT * weights)
         places = places_of(active, None)
         used = active if places is None else active.gather(1, places)
         J = (J if places is None else rows_at(J, places)) * used.unsqueeze(2)
         lifted = J / D.unsqueeze(1)
         system = lifted @ J.mT
-        diagonal = system.diagonal(dim1=1, dim2=2)
-        diagonal.add_(torch.where(used, share * diagonal, 1.0))
-        factor, broken = torch.linalg.cholesky_ex(system)
+        shift = torch.where(used, share * system.diagonal(dim1=1, dim2=2), 1.0)
+        factor, broken = cholesky_ex(add_to_diagonal(system, shift))
         factor = torch.where((broken == 0).view(-1, 1, 1), factor, 1.0)
     off = torch.where(above, value - upper, torch.where(active, value - lower, 0.0))
     slope = weights * (z - y) + map.vjp(z, multipliers)

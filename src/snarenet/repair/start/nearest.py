@@ -29,7 +29,7 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
     if weights is not None:
         memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
     map = instance.map
-    if map.separable and not all(part.constant for part in map.parts):
+    if map.diagonal_hessian and not all(part.constant for part in map.parts):
         packed = search_kernel.pack(memo, map, y)
         search = active_set.search if packed is None else partial(search_kernel.search, packed)
         return active_set.project(instance, y, iterations, weights, search)

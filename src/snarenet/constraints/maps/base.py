@@ -1,0 +1,158 @@
+r"""The function g of one batch: x is fixed, every datum is a tensor, and only y varies.
+
+A constraint set (the module that users build) makes a map for each call; the repair works on maps alone. Besides its
+value and Jacobian, a map gives products with the Jacobian and the *pullback*
+
+$$ \nabla \Big( \sum_j \langle a_j, \partial g(y)\, t_j \rangle + \langle q, g(y) \rangle \Big), $$
+
+the gradient, in y and in every tensor inside g, that one step of the adjoint needs (see docs/mathematics.md).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def times(matrix: Tensor, v: Tensor) -> Tensor:
+    """matrix @ v for every sample: (m, n) or (B, m, n) times (B, n) gives (B, m)."""
+    return v @ matrix.T if matrix.ndim == 2 else (matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def transposed_times(matrix: Tensor, w: Tensor) -> Tensor:
+    """matrix.T @ w for every sample: (m, n) or (B, m, n) times (B, m) gives (B, n)."""
+    return w @ matrix if matrix.ndim == 2 else (w.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+class Map(ABC):
+    """g for one batch of x."""
+
+    rows: int
+    linear: bool = False  # the same Jacobian at every y
+    diagonal_hessian: bool = False  # the Hessian of every row is diagonal and constant; `hessian_diagonal` has it
+
+    @property
+    def constant(self) -> bool:
+        """Is it linear, with the same matrix for all samples and all training steps?"""
+        return False
+
+    @property
+    def parts(self) -> tuple[Map, ...]:
+        """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
+        return (self,)
+
+    @abstractmethod
+    def value(self, y: Tensor) -> Tensor:
+        """g(y): (B, rows)."""
+
+    @abstractmethod
+    def jacobian(self, y: Tensor) -> Tensor:
+        """The derivative of g at y: (B, rows, n), or (rows, n) where all samples share it."""
+
+    def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
+        """J(y) @ direction: (B, rows)."""
+        return torch.func.jvp(self.value, (y,), (direction,))[1]
+
+    def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
+        """J(y).T @ weights: (B, n)."""
+        return torch.func.vjp(self.value, y)[1](weights)[0]
+
+    def linearize(self, y: Tensor) -> Linearization:
+        """g to first order at y, for many uses: what it costs to evaluate there is spent once."""
+        return Linearization(self, y)
+
+    def row_norms(self, y: Tensor) -> Tensor:
+        """Squared lengths of the rows of J(y): (B, rows)."""
+        return self.jacobian(y).square().sum(-1).expand(y.shape[0], self.rows)
+
+    def hessian_diagonal(self, weights: Tensor) -> Tensor:
+        """(B, n) the diagonal of the Hessian of <weights, g>, for maps with `diagonal_hessian`."""
+        raise ValueError(f"the Hessians of this `{type(self).__name__}` are not constant diagonals")
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The tensors inside g that need a gradient."""
+        return ()
+
+    def select(self, index: Tensor) -> Map:
+        """The map of the samples `index` only."""
+        return self
+
+    def detached(self, leaves: dict[int, Tensor]) -> Map:
+        """The same map on tensors without a history, so that a pullback does not walk it; see `cut`."""
+        return self
+
+    def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in `wanted`; pairs are (a_j, t_j)."""
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            total = (weights * self.value(y)).sum()
+            for a, t in pairs:
+                total = total + (a * self.jvp(y, t)).sum()
+        return gradients(total, (y, *wanted))
+
+
+class Linearization:
+    """A map to first order at one y: J(y), evaluated when first asked for and then kept, and products with it."""
+
+    def __init__(self, map: Map, y: Tensor) -> None:
+        self.map, self.y = map, y
+        self._jacobian: Tensor | None = None
+
+    @property
+    def jacobian(self) -> Tensor:
+        """J(y): (B, rows, n), or (rows, n) where all samples share it."""
+        if self._jacobian is None:
+            self._jacobian = self._evaluate()
+        return self._jacobian
+
+    def jvp(self, direction: Tensor) -> Tensor:
+        """J(y) @ direction: (B, rows)."""
+        return self.map.jvp(self.y, direction)
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        """J(y).T @ weights: (B, n)."""
+        return self.map.vjp(self.y, weights)
+
+    def _evaluate(self) -> Tensor:
+        return self.map.jacobian(self.y)
+
+
+class ExplicitLinearization(Linearization):
+    """Products by J itself, for maps that have none cheaper."""
+
+    def jvp(self, direction: Tensor) -> Tensor:
+        return times(self.jacobian, direction)
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        return transposed_times(self.jacobian, weights)
+
+
+def gradients(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The gradient of a scalar in each input, None where it does not depend on it."""
+    if not total.requires_grad:
+        return [None] * len(inputs)
+    return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True))
+
+
+def cut(tensor: Tensor, leaves: dict[int, Tensor]) -> Tensor:
+    """The tensor itself, or, if it needs a gradient, a leaf in its place: `leaves` has one for every id."""
+    if not tensor.requires_grad:
+        return tensor
+    return leaves.setdefault(id(tensor), tensor.detach().requires_grad_())
+
+
+def needing_grad(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Those of the tensors that need a gradient."""
+    return tuple(t for t in tensors if t.requires_grad)
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a + b, where None stands for zero."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

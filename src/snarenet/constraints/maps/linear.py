@@ -1,0 +1,85 @@
+"""Maps that are linear in y: `LinearMap`, A y, and `IdentityMap`, y itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps.base import Map, Pairs, cut, needing_grad, times, transposed_times
+
+
+class LinearMap(Map):
+    """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample."""
+
+    linear = diagonal_hessian = True
+
+    def __init__(self, A: Tensor) -> None:
+        self.A = A
+        self.rows = A.shape[-2]
+
+    @property
+    def constant(self) -> bool:
+        return self.A.ndim == 2 and not self.A.requires_grad
+
+    def value(self, y: Tensor) -> Tensor:
+        return times(self.A, y)
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        return self.A
+
+    def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
+        return times(self.A, direction)
+
+    def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
+        return transposed_times(self.A, weights)
+
+    def hessian_diagonal(self, weights: Tensor) -> Tensor:
+        return weights.new_zeros(len(weights), self.A.shape[-1])
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        return needing_grad(self.A)
+
+    def detached(self, leaves: dict[int, Tensor]) -> LinearMap:
+        return LinearMap(cut(self.A, leaves))
+
+    def select(self, index: Tensor) -> LinearMap:
+        return self if self.A.ndim == 2 else LinearMap(self.A[index])
+
+    def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        if self.A.requires_grad:
+            return super().pullback(y, pairs, weights, wanted)
+        return [transposed_times(self.A, weights), *(None for _ in wanted)]
+
+
+class IdentityMap(Map):
+    """g(y) = y: the rows of a box."""
+
+    linear = diagonal_hessian = True
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    @property
+    def constant(self) -> bool:
+        return True
+
+    def value(self, y: Tensor) -> Tensor:
+        return y
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        return torch.eye(self.rows, dtype=y.dtype, device=y.device)
+
+    def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
+        return direction
+
+    def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
+        return weights
+
+    def row_norms(self, y: Tensor) -> Tensor:
+        return torch.ones_like(y)
+
+    def hessian_diagonal(self, weights: Tensor) -> Tensor:
+        return torch.zeros_like(weights)
+
+    def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        return [weights, *(None for _ in wanted)]

@@ -1,0 +1,90 @@
+"""`QuadraticMap`: rows y'H_i y + G_i y."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps.base import (
+    ExplicitLinearization,
+    Linearization,
+    Map,
+    Pairs,
+    cut,
+    needing_grad,
+    times,
+    transposed_times,
+)
+
+
+class QuadraticMap(Map):
+    r"""g_i(y) = y'H_i y + G_i y.
+
+    H holds diagonals, (rows, n), or whole matrices, (rows, n, n); a leading batch dimension makes it one per sample.
+    The Jacobian is $y'(H_i + H_i') + G_i$, so a pair (a, t) pulls back to $\sum_i a_i (H_i + H_i') t$.
+    """
+
+    def __init__(self, H: Tensor, G: Tensor, diagonal: bool) -> None:
+        self.H, self.G, self.diagonal = H, G, diagonal
+        self.rows, self.diagonal_hessian = G.shape[-2], diagonal
+
+    def _hessian_times(self, t: Tensor) -> Tensor:
+        """(H_i + H_i') t for every row i: (B, rows, n)."""
+        if self.diagonal:
+            return 2 * self.H * t.unsqueeze(-2)
+        symmetric = self.H + self.H.mT
+        return torch.einsum("mij,bj->bmi" if self.H.ndim == 3 else "bmij,bj->bmi", symmetric, t)
+
+    def _form(self, s: Tensor, t: Tensor) -> Tensor:
+        """s'(H_i + H_i') t for every row i: (B, rows)."""
+        return 2 * times(self.H, s * t) if self.diagonal else times(self._hessian_times(t), s)
+
+    def _combine(self, a: Tensor, t: Tensor) -> Tensor:
+        """sum_i a_i (H_i + H_i') t: (B, n)."""
+        return 2 * transposed_times(self.H, a) * t if self.diagonal else transposed_times(self._hessian_times(t), a)
+
+    def value(self, y: Tensor) -> Tensor:
+        return self._form(y, y) / 2 + times(self.G, y)
+
+    def jacobian(self, y: Tensor) -> Tensor:
+        if self.diagonal:  # one pass over the result
+            return torch.addcmul(self.G, self.H, y.unsqueeze(-2), value=2)
+        return self._hessian_times(y) + self.G
+
+    def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
+        return self._form(y, direction) + times(self.G, direction)
+
+    def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
+        return self._combine(weights, y) + transposed_times(self.G, weights)
+
+    def linearize(self, y: Tensor) -> Linearization:
+        return Linearization(self, y) if self.diagonal else ExplicitLinearization(self, y)
+
+    def row_norms(self, y: Tensor) -> Tensor:
+        if not self.diagonal:
+            return super().row_norms(y)
+        squares = 4 * times(self.H.square(), y.square()) + 4 * times(self.H * self.G, y)  # without a Jacobian
+        return (squares + self.G.square().sum(-1)).clamp(min=0)
+
+    def hessian_diagonal(self, weights: Tensor) -> Tensor:
+        return 2 * transposed_times(self.H, weights) if self.diagonal else super().hessian_diagonal(weights)
+
+    def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
+        return needing_grad(self.H, self.G)
+
+    def detached(self, leaves: dict[int, Tensor]) -> QuadraticMap:
+        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal)
+
+    def select(self, index: Tensor) -> QuadraticMap:
+        shared = 2 if self.diagonal else 3
+        H = self.H if self.H.ndim == shared else self.H[index]
+        G = self.G if self.G.ndim == 2 else self.G[index]
+        return QuadraticMap(H, G, self.diagonal)
+
+    def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        if self.H.requires_grad or self.G.requires_grad:
+            return super().pullback(y, pairs, weights, wanted)
+        total = self.vjp(y, weights)
+        for a, t in pairs:
+            total = total + self._combine(a, t)
+        return [total, *(None for _ in wanted)]

@@ -1,0 +1,104 @@
+"""Maps: how often a user's function and its Jacobian are evaluated, and diagonal Hessians."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import snarenet as sn
+from snarenet.constraints.maps import FunctionMap, Linearization, LinearMap, QuadraticMap, StackedMap
+from snarenet.testing import draw
+
+
+def chain(y: Tensor, x: None = None) -> Tensor:
+    return y[:, :-1] * y[:, 1:] + y[:, 1:].sin()
+
+
+class Counted:
+    """The Jacobian of `chain`, and how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, y: Tensor, x: None = None) -> Tensor:
+        self.calls += 1
+        left, right = y[:, 1:], y[:, :-1] + y[:, 1:].cos()
+        return torch.nn.functional.pad(left.diag_embed(), (0, 1)) + torch.nn.functional.pad(right.diag_embed(), (1, 0))
+
+
+@pytest.mark.parametrize("damping", [sn.Annealed(), sn.Adaptive()], ids=["annealed", "adaptive"])
+@pytest.mark.parametrize("size", [6, 1], ids=["dual", "primal"])
+def test_a_given_jacobian_is_evaluated_once_a_step(damping: sn.Annealed | sn.Adaptive, size: int) -> None:
+    """And once more for the row scales, forward and backward; the steps of the backward pass do without."""
+    counted = Counted()
+    constraints = sn.Nonlinear(lambda y, x: chain(y).repeat(1, size), 4 * size, upper=0.1,
+                               jacobian=lambda y, x: counted(y).repeat(1, size, 1))  # fmt: skip
+    y = draw(1, 5, seed=1, scale=2).requires_grad_()
+    solution = sn.repair(constraints, y, damping=damping)
+    steps = int(solution.steps)
+    assert solution.converged.all()
+    assert steps > 3
+    assert counted.calls == steps + 1
+    solution.value.sum().backward()
+    assert counted.calls == steps + 2
+
+
+def test_conjugate_gradients_need_no_jacobian() -> None:
+    counted = Counted()
+    constraints = sn.Nonlinear(chain, 4, upper=0.1, jacobian=counted)
+    y = draw(3, 5, seed=1, scale=2).requires_grad_()
+    value = sn.repair(constraints, y, solver=sn.ConjugateGradients()).value
+    value.sum().backward()
+    assert counted.calls == 0
+
+
+def test_a_given_jacobian_changes_no_gradient() -> None:
+    y = draw(3, 5, seed=1, scale=2).requires_grad_()
+    found = []
+    for jacobian in (None, Counted()):
+        value = sn.repair(sn.Nonlinear(chain, 4, upper=0.1, jacobian=jacobian), y).value
+        found.append((value.detach(), torch.autograd.grad(value.square().sum(), y)[0]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_function_outside_torch_has_no_gradient_and_says_so() -> None:
+    constraints = sn.Nonlinear(lambda y, x: chain(y.detach()), 4, upper=0.1, jacobian=Counted())
+    y = draw(3, 5, seed=1)
+    assert constraints.violation(sn.repair(constraints, y).value).max() <= 1e-8
+    with pytest.raises(ValueError, match=r"`fn` must be differentiable by autograd .* no derivative in `y`"):
+        sn.repair(constraints, y.requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 4, 5), (3, 4)], ids=str)
+def test_a_jacobian_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    constraints = sn.Nonlinear(chain, 4, upper=0.1, jacobian=lambda y, x: draw(*shape))
+    if shape == (4, 5):  # one for all samples
+        assert torch.equal(constraints.jacobian(draw(3, 5)), draw(4, 5))
+        return
+    with pytest.raises(ValueError, match=r"`jacobian\(y, x\)` must return shape \(3, 4, 5\), but got shape"):
+        constraints.jacobian(draw(3, 5))
+
+
+def test_a_linearization_keeps_its_jacobian() -> None:
+    """Products of a function go through fn until J is there, and take J from then on."""
+    counted, y, t = Counted(), draw(3, 5), draw(3, 5, seed=1)
+    linear: Linearization = StackedMap([FunctionMap(chain, None, 4, counted), LinearMap(draw(2, 5))]).linearize(y)
+    before = linear.jvp(t)
+    assert counted.calls == 0
+    assert linear.jacobian is linear.jacobian
+    torch.testing.assert_close(linear.jvp(t), before, rtol=0, atol=1e-14)
+    assert counted.calls == 1
+
+
+def test_diagonal_hessians() -> None:
+    H, G, A, w = draw(2, 5), draw(2, 5, seed=1), draw(3, 5, seed=2), draw(4, 5, seed=3)
+    map = StackedMap([LinearMap(A), QuadraticMap(H, G, diagonal=True)])
+    assert map.diagonal_hessian
+    hessian = torch.func.hessian(lambda y: (w[0] * map.value(y.unsqueeze(0))[0]).sum())(draw(5, seed=4))
+    torch.testing.assert_close(torch.diag(map.hessian_diagonal(w)[0]), hessian)
+    whole = QuadraticMap(draw(2, 5, 5), G, diagonal=False)
+    assert not whole.diagonal_hessian
+    with pytest.raises(ValueError, match="Hessians of this `QuadraticMap` are not constant diagonals"):
+        whole.hessian_diagonal(w[:, :2])
