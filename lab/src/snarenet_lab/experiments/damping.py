@@ -122,14 +122,13 @@ class DampingItem(Item):
 
 
 def _fronts(sheet: Sheet) -> list[str]:
-    """Which dampings no other beats in both gap and steps, by recipe."""
+    """Which dampings no other beats in both gap and steps, by recipe; of rows with the same epochs alone."""
     found = []
     for source, name in (("parity", "the paper's recipe"), ("best", "the recipe `best`")):
-        known = {
-            row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean)
-            for row in sheet.rows
-            if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}
-        }
+        rows = [row for row in sheet.rows if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}]
+        if len({row.epochs for row in rows}) > 1:
+            continue
+        known = {row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean) for row in rows}
         front = [
             label
             for label, (steps, gap) in known.items()
