@@ -86,8 +86,32 @@ def _record(
 
     if differentiated and any(tensor.requires_grad for tensor in call(*(leaf.detach() for leaf in leaves))):
         return None
+    if differentiated:
+        _warm_up_backward(leaves[0].device)
     with torch.set_grad_enabled(differentiated), keeping_graphs():
         return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
+
+
+class _Factor(torch.autograd.Function):
+    """The identity, whose backward pass makes a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        torch.linalg.cholesky_ex(torch.eye(2, dtype=torch.float64, device=gradients[0].device))
+        return gradients[0]
+
+
+def _warm_up_backward(device: torch.device) -> None:
+    """Let the thread of backward passes open its linear algebra library, which it cannot while it is recorded.
+
+    The calls that warm a recording up may keep all factors, where the recording itself has to make some again.
+    """
+    found: Any = _Factor.apply(torch.ones(1, device=device, requires_grad=True))
+    found.backward()
 
 
 @contextmanager
