@@ -1,11 +1,11 @@
-# make demo, make test, make lint, make bench: each creates the virtual environment and installs what it needs.
+# make demo, test, lint, bench, docs-tables: each creates the virtual environment and installs what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs-tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/snarenet demo
@@ -23,6 +23,10 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/snarenet bench repair --device cpu
 	$(BIN)/snarenet bench robustness --device cpu
+
+# the tables of docs/, from docs/data and docs/results
+docs-tables: $(VENV)/.test
+	$(BIN)/python -m snarenet_lab.report docs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

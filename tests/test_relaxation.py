@@ -118,3 +118,17 @@ def test_a_network_that_is_already_broken() -> None:
     with pytest.raises(ValueError, match="not all finite"):
         sn.AdaptiveRelaxation(5).measure(m, x)
     assert m.training
+
+
+def test_measured_as_in_training_it_holds_what_the_first_step_predicts() -> None:
+    """In eval mode batch norm starts as the identity, and shrinks what training will predict."""
+    torch.manual_seed(0)
+    net = sn.MLP(2, 4, width=8, batch_norm=True).double()
+    m = sn.ConstrainedModel(net, sn.SnareLayer(sn.Linear(A, upper=-0.1)))
+    relaxation = sn.AdaptiveRelaxation(epochs=10)
+    x = draw(50, 2, scale=0.1)
+    batches = x.tensor_split(5)
+    violations = torch.cat([torch.relu(net.train()(batch) @ A.T + 0.1) for batch in batches]).detach()
+    assert (violations > relaxation.measure(m.eval(), x)).any()
+    assert (violations <= relaxation.measure(m.eval(), batches, training=True) + 1e-12).all()
+    assert not m.training

@@ -46,9 +46,12 @@ class TestSweep:
         }
         assert len(names | {TrainingJob("nclp", CONFIG, SIZES, tol=1e-3).name}) == 6
         assert job(validate_every=2, checkpoint_seconds=5.0).name == job().name
+        assert job(relax_mode="train").name == job().name  # nothing is relaxed
+        assert job(relax_mode="train", relaxation="adarel").name != job(relaxation="adarel").name
         # as ever: fields may be added
         assert TrainingJob("nclp", sn.TrainConfig(keep="last")).name == "nclp-snare-seed0-163d291e1a"
-        assert TrainingJob("nclp", sn.TrainConfig.recipe("paper", "nclp")).name == "nclp-snare-seed0-51e2303b90"
+        paper = sn.TrainConfig.recipe("paper", "nclp", relax_mode="eval")
+        assert TrainingJob("nclp", paper).name == "nclp-snare-seed0-51e2303b90"
         assert TrainingJob("qcqp", sn.TrainConfig(lr=1e-3, seed=4, keep="last")).name == "qcqp-snare-seed4-b00cee5b43"
 
     def test_done_work_is_not_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ COLUMNS = (
 def sheet() -> Sheet:
     paper = Row("DC3", "paper", {"gap": Cell(0.0803, 0.0058), "time": Cell(text="> 86400 s")}, 5)
     cells = {"gap": Cell.of([1e-4, 3e-4]), "share": Cell.of([1.0, 0.5]), "time": Cell.of([0.002, 0.002])}
-    ours = Row("DC3", "best", cells | {"count": Cell(2.5)}, 2, 3, (7, 8), "snarenet train nclp")
+    ours = Row("DC3", "best", cells | {"count": Cell(2.5)}, 2, 3, (7, 8), "snarenet train nclp", 45, 1500)
     other = Row("50 % & more <i>", "best", {"gap": Cell(0.0)}, 1, 1, (7,))
     return Sheet("test", "A table", COLUMNS, (paper, ours, other), "A note.")
 
@@ -91,9 +91,12 @@ class TestFormats:
 
     def test_markdown(self) -> None:
         lines = markdown(sheet()).splitlines()
-        assert lines[2] == "| method | source | seeds | gap, gmean | feasible | time | violations (per instance) |"
-        assert lines[4] == "| *DC3* | *paper* | *5* | *8.03e-2 ± 5.8e-3* | *–* | *> 86400 s* | *–* |"
-        assert lines[5].startswith("| DC3 | best | 2 of 3 | 2.00e-4 ± 1.4e-4 | 75% | 2 ms |")
+        assert (
+            lines[2]
+            == "| method | source | seeds | epochs | gap, gmean | feasible | time | violations (per instance) |"
+        )
+        assert lines[4] == "| *DC3* | *paper* | *5* | *–* | *8.03e-2 ± 5.8e-3* | *–* | *> 86400 s* | *–* |"
+        assert lines[5].startswith("| DC3 | best | 2 of 3 | 45 of 1,500 | 2.00e-4 ± 1.4e-4 | 75% | 2 ms |")
         assert lines[-1] == "A note."
 
     def test_csv_of_means(self) -> None:
@@ -109,7 +112,7 @@ class TestFormats:
 
     def test_latex(self) -> None:
         text = latex(sheet())
-        assert r"DC3 & paper & 5 & $(8.03 \pm 0.58) \times 10^{-2}$ & -- & $>$ 86400 s & --" in text
+        assert r"DC3 & paper & 5 & -- & $(8.03 \pm 0.58) \times 10^{-2}$ & -- & $>$ 86400 s & --" in text
         assert r"50 \% \& more $<$i$>$ & best" in text
         assert text.count(r"\midrule") == 2  # under the head, and between two methods
         assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
@@ -229,6 +232,7 @@ class TestPage:
         for text in (
             "8.03e-2 ± 5.8e-3",
             "2 of 3",
+            "45 of 1,500",
             "One run failed.",
             "snarenet reproduce nclp",
             "snarenet train nclp",
@@ -266,14 +270,14 @@ class TestBrowser:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
     def test_a_click_sorts(self, page: Path, tmp_path: Path) -> None:
-        click = "<script>var h = document.querySelectorAll('thead th')[3]; h.click();%s</script></body>"
+        click = "<script>var h = document.querySelectorAll('thead th')[4]; h.click();%s</script></body>"
         found = []
         for more in ("", "h.click();"):
             changed = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text()).replace("</body>", click % more)
             copy = tmp_path / "copy.html"
             copy.write_text(changed)
             rows = Page(self.browse(copy, "--dump-dom").stdout).rows
-            found.append([cells[3] for _, cells in rows[1:4]])
+            found.append([cells[4] for _, cells in rows[1:4]])
         assert found[0] == ["0", "2.00e-4 ± 1.4e-4", "8.03e-2 ± 5.8e-3"]
         assert found[1] == found[0][::-1]
 

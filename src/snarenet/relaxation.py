@@ -76,23 +76,26 @@ class AdaptiveRelaxation(nn.Module):
         self.register_buffer("initial", torch.empty(0, dtype=torch.float64))
 
     @torch.no_grad()
-    def measure(self, model: Model, data: Tensor | Iterable[Any]) -> Tensor:
-        """Set the relaxation from one pass of the network, in eval mode and without repair, over the training inputs.
+    def measure(self, model: Model, data: Tensor | Iterable[Any], training: bool = False) -> Tensor:
+        """Set the relaxation from one pass of the network, without repair, over the training inputs.
 
         Args:
             model: the model that is about to be trained.
             data: all inputs x in one tensor, or batches of them.
+            training: measure in training mode, as the authors' code does: with dropout, and with the statistics of each
+                batch in batch norm, which the network will have from its first step on. What that step predicts is then
+                inside the relaxed set; in eval mode batch norm starts as the identity, and it may not be.
 
         Returns:
             (rows,) or, per sample, (N, rows).
         """
-        training = model.training
-        model.train(False)
+        before = model.training
+        model.train(training)
         try:
             batches = data.split(4096) if isinstance(data, Tensor) else data
             found = [model.layer.constraints.residual(model.raw(x), x).abs().to(torch.float64) for x in batches]
         finally:
-            model.train(training)
+            model.train(before)
         if not found:
             raise ValueError("`data` holds no batch to measure")
         violations = torch.cat(found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import snarenet as sn
-from snarenet.layers.completion import Completion
+from snarenet.layers.completion import Completion, random_order
 from snarenet.layers.dc3 import DC3Layer
 from snarenet.testing import assert_equal, draw, gradients
 
@@ -73,17 +75,19 @@ class TestCompletion:
         assert (rest.upper == 1).all()
 
     def test_pivoting_is_well_conditioned_where_chance_is_not(self) -> None:
-        """Seven of ten columns nearly agree: most choices of three are nearly singular."""
+        """Seven of ten columns nearly agree: most choices of three are nearly singular, and are drawn again."""
         columns = torch.cat([draw(3, 1, seed=1) + 1e-3 * draw(3, 7, seed=2), draw(3, 3, seed=3)], 1)
         constraints = sn.Linear(columns, equals=1.0)
 
-        def condition(completion: Completion) -> float:
-            return torch.linalg.cond(columns[:, completion.order[-3:]]).item()
+        def condition(order: Tensor) -> float:
+            return torch.linalg.cond(columns[:, order[-3:]]).item()
 
         best = min(torch.linalg.cond(columns[:, list(c)]).item() for c in torch.combinations(torch.arange(10), 3))
-        chances = [condition(Completion(constraints, "random", seed)) for seed in range(9)]
-        assert condition(Completion(constraints)) <= 2 * best
+        chances = [condition(random_order(columns, seed, math.inf)) for seed in range(9)]
+        assert condition(Completion(constraints).order) <= 2 * best
         assert sorted(chances)[4] > 100 * best
+        assert max(chances) > 1000
+        assert max(condition(Completion(constraints, "random", seed).order) for seed in range(9)) <= 1000
 
     def test_the_scale_of_an_equality_means_nothing(self) -> None:
         scale = torch.tensor([[1e-6], [1.0], [1e6]], dtype=torch.float64)

@@ -47,7 +47,7 @@ class TrainingJob:
         Fields that are as they once were do not count, so that a field which is new does not change all names.
         """
         default = TrainConfig.from_dict({}).to_dict()
-        fields = {name: v for name, v in self.config.to_dict().items() if name not in _NEUTRAL and v != default[name]}
+        fields = {name: v for name, v in _counting(self.config).items() if v != default[name]}
         text = json.dumps([self.problem, self.sizes, fields, self.tol], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.problem}-{self.config.method}-seed{self.config.seed}-{key}"
@@ -115,11 +115,17 @@ def _is_done(job: TrainingJob, out: Path) -> bool:
     folder = out / job.name
     if not Run.evaluated(folder):
         return False
-    mine, theirs = job.config.to_dict(), Run.open(folder).config.to_dict()
-    changed = [name for name in mine if name not in _NEUTRAL and mine[name] != theirs[name]]
+    mine, theirs = _counting(job.config), Run.open(folder).config.to_dict()
+    changed = [name for name in mine if mine[name] != theirs[name]]
     if changed:
         raise RunError(f"{folder} holds a run with another default of {', '.join(changed)}: choose another `out`")
     return True
+
+
+def _counting(config: TrainConfig) -> dict[str, Any]:
+    """The fields that decide what is trained."""
+    idle = () if config.relaxation == "adarel" else ("relax_mode",)
+    return {name: value for name, value in config.to_dict().items() if name not in (*_NEUTRAL, *idle)}
 
 
 def _share_cores(workers: int) -> None:

@@ -13,7 +13,8 @@ from snarenet.problems import Problem
 from snarenet.training import recipes
 from snarenet.training.parts import Network, Optimisation, Repair, Schedule
 
-_ONCE = {"keep": "last"}  # fields younger than the first run folders, and what a run did before there were any
+# Fields younger than the first run folders, and what a run did before there were any.
+_ONCE = {"keep": "last", "relax_mode": "eval"}
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ _PAPER: Fields = {
     "penalty": 10.0,
     "relaxation": "adarel",
     "relax_epochs": 500,
+    "relax_mode": "train",
     "damping": 0.01,
     "rows": "all",
     "rescue": False,
@@ -108,7 +109,8 @@ _NO_RELAXATION = {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}
 _PAPER_METHODS: dict[str, Fields] = {
     "soft": _NO_RELAXATION,
     "dc3": _NO_RELAXATION,
-    "hproj": _NO_RELAXATION,
+    # its predictor has a training of its own: larger steps that shrink, larger batches, new inputs
+    "hproj": _NO_RELAXATION | {"lr": 1e-3, "schedule": "cosine", "batch": 512, "fresh": True},
     "optnet": _NO_RELAXATION,
     "pinet": _NO_RELAXATION,
     "fsnet": _NO_RELAXATION,

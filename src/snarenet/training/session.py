@@ -98,12 +98,18 @@ class Session:
             layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
         for member in self.members:
             if self.config.relaxation == "adarel":
-                member.relaxation.measure(member.model, self.data)
+                self._measure(member)
             self.group.broadcast([member.relaxation.initial])
         self.group.broadcast(self.model.layer.state_dict().values())
         self.seconds = time.perf_counter() - begin
         if self.group.leads:
             self.save()
+
+    def _measure(self, member: Member) -> None:
+        """Set the relaxation of a run; as in training, in batches of the size that batch norm will see."""
+        training = self.config.relax_mode == "train"
+        batches = self.data.tensor_split(self.steps_per_epoch) if training else self.data
+        member.relaxation.measure(member.model, batches, training)
 
     def epochs(self, reference: Tensor | None) -> Iterator[list[dict[str, Any]]]:
         """Train to the end; gives the metrics of each epoch after it, a line for every run."""

@@ -13,7 +13,7 @@ from snarenet.layers import METHODS
 from snarenet.problems import CBF
 from snarenet.training import evaluate
 from snarenet_lab.experiments.budget import Budget
-from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.item import Entry, Item, together
 from snarenet_lab.experiments.paper import paper_rows
 from snarenet_lab.experiments.quantities import cells, columns
 from snarenet_lab.experiments.study import Study
@@ -49,6 +49,8 @@ class CBFItem(Item):
         "200 epochs there, the first 50 of them soft. The nominal controller knows nothing of the obstacles."
     )
     most_seeds = 1
+    main = ("objective", "objective")
+    draws_runs = True  # trajectories
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         return [entry for box in _PAPER for entry in self._entries(budget, seeds, box)]
@@ -69,6 +71,7 @@ class CBFItem(Item):
                     sizes,
                     seeds,
                     tol,
+                    _EPOCHS,
                 ),
                 Entry.make(
                     label,
@@ -135,9 +138,6 @@ class CBFItem(Item):
             caption = f"Trajectories from box {box}, {_DRAWN} test instances of each policy"
             found.append(paths(f"box-{box}", caption, series, obstacles))
         return found
-
-    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "objective", "objective")
 
 
 def _short(trajectory: np.ndarray) -> list[list[list[float]]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from snarenet_lab.experiments.budget import Budget
-from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.item import Entry, Item, together
 from snarenet_lab.experiments.paper import paper_rows
 from snarenet_lab.experiments.quantities import columns
 from snarenet_lab.experiments.study import Study
@@ -49,6 +49,7 @@ class DampingItem(Item):
         "the recipe `paper` (2,000 epochs there) and by the recipe `best`; tested at 1e-8. The paper's figure "
         "shows validation instances and the steps of a whole batch; ours test instances, and a median."
     )
+    main = ("gap_gmean", "geometric mean of the gap")
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         sizes, found = budget.sizes_of("nclp"), []
@@ -62,6 +63,7 @@ class DampingItem(Item):
                     sizes,
                     seeds,
                     _TOL,
+                    _EPOCHS,
                 ),
                 Entry.make(
                     label,
@@ -116,19 +118,17 @@ class DampingItem(Item):
         return found
 
     def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        found = [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")
-        return found + _fronts(sheets[0])
+        return _fronts(sheets[0])
 
 
 def _fronts(sheet: Sheet) -> list[str]:
-    """Which dampings no other beats in both gap and steps, by recipe."""
+    """Which dampings no other beats in both gap and steps, by recipe; of rows with the same epochs alone."""
     found = []
     for source, name in (("parity", "the paper's recipe"), ("best", "the recipe `best`")):
-        known = {
-            row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean)
-            for row in sheet.rows
-            if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}
-        }
+        rows = [row for row in sheet.rows if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}]
+        if len({row.epochs for row in rows}) > 1:
+            continue
+        known = {row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean) for row in rows}
         front = [
             label
             for label, (steps, gap) in known.items()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from snarenet.layers import METHODS
 from snarenet_lab.experiments.budget import TOLERANCES, Budget
-from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.item import Entry, Item, together
 from snarenet_lab.experiments.quantities import columns
 from snarenet_lab.experiments.study import Study
 from snarenet_lab.report.plots import panels
@@ -42,7 +42,6 @@ class FamilyItem(Item):
         rivals: methods of the paper's table.
         others: methods that it leaves out, and that can handle the family.
         keys: the quantities, in the paper's order.
-        main: the key of the quantity that parity is judged by, and its name.
         paper: the paper's rows.
     """
 
@@ -51,7 +50,6 @@ class FamilyItem(Item):
     rivals: ClassVar[tuple[str, ...]]
     others: ClassVar[tuple[str, ...]]
     keys: ClassVar[tuple[str, ...]]
-    main: ClassVar[tuple[str, str]]
     paper: ClassVar[Sequence[Row]]
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
@@ -66,6 +64,7 @@ class FamilyItem(Item):
                     lambda seed, m=method: budget.parity_config(family, seed, self.epochs, m),
                     sizes,
                     seeds,
+                    paper_epochs=self.epochs,
                 )
             )
         for method in (*self.rivals, *self.others):
@@ -92,6 +91,7 @@ class FamilyItem(Item):
                     sizes,
                     seeds,
                     tol,
+                    self.epochs,
                 ),
                 Entry.make(
                     at_tolerance(tol), "best", family, lambda seed: budget.best_config(family, seed), sizes, seeds, tol
@@ -118,6 +118,3 @@ class FamilyItem(Item):
         keys = [key for key in (*shown, "test_time") if key in self.keys]
         caption = f"{self.title}: the metrics of the test table, mean and standard deviation over the seeds"
         return [panels("metrics", caption, sheets[0], keys)]
-
-    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        return parity_remarks(sheets, *self.main) if study.budget.name != "smoke" else []

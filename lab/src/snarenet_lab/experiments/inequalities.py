@@ -8,7 +8,7 @@ from typing import Any
 
 from snarenet.layers import METHODS
 from snarenet_lab.experiments.budget import Budget
-from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.item import Entry, Item, together
 from snarenet_lab.experiments.paper import paper_rows
 from snarenet_lab.experiments.quantities import columns
 from snarenet_lab.experiments.study import Study
@@ -61,6 +61,7 @@ class InequalitiesItem(Item):
         "DC3 for 50 differs from that of its main table by the step length. Its solver is Gurobi, with the modelling "
         "of each instance inside its time; ours is IPOPT, its own time alone, one instance after another."
     )
+    main = ("gap_gmean", "geometric mean of the gap")
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         return [entry for count in budget.inequalities for entry in self._entries(budget, seeds, count)]
@@ -81,6 +82,7 @@ class InequalitiesItem(Item):
                     sizes,
                     seeds,
                     tol,
+                    epochs,
                 ),
                 Entry.make(
                     METHODS[method].title,
@@ -144,6 +146,3 @@ class InequalitiesItem(Item):
             f"Number of inequalities against {y['label'].partition(' (')[0]}; the paper's are dashed, our best bold"
         )
         return curves(key, caption, axis("inequalities (count)"), y, drawn, marked=True)
-
-    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from snarenet.report.numbers import brief
 from snarenet.training import TrainConfig
 from snarenet_lab.experiments.budget import Budget, seed_list
 from snarenet_lab.report.results import MEANING, Row, Sheet
@@ -26,12 +25,14 @@ class Entry:
         source: by which recipe.
         jobs: the runs.
         tol: tolerance of the repair in the test; the layer's own unless given.
+        paper_epochs: of the paper's runs of it; 0 where there are none.
     """
 
     label: str
     source: Literal["parity", "best"]
     jobs: tuple[TrainingJob, ...]
     tol: float | None = None
+    paper_epochs: int = 0
 
     @staticmethod
     def make(
@@ -42,9 +43,11 @@ class Entry:
         sizes: dict[str, Any],
         seeds: int,
         tol: float | None = None,
+        paper_epochs: int = 0,
     ) -> Entry:
         """The entry whose runs have the configurations `config(seed)`."""
-        return Entry(label, source, tuple(TrainingJob(family, config(seed), sizes) for seed in seed_list(seeds)), tol)
+        jobs = tuple(TrainingJob(family, config(seed), sizes) for seed in seed_list(seeds))
+        return Entry(label, source, jobs, tol, paper_epochs)
 
 
 class Item(ABC):
@@ -56,6 +59,8 @@ class Item(ABC):
         about: sentences on what is done, and how it differs from the paper.
         most_seeds: more seeds than this are not run; 0 for no limit.
         sweeps: are its entries trained by a sweep? Else by `prepare`.
+        main: key and name of the quantity in which we are compared with the paper, if it prints numbers.
+        draws_runs: do its figures show more of a run than its rows hold?
     """
 
     name: ClassVar[str]
@@ -63,6 +68,8 @@ class Item(ABC):
     about: ClassVar[str]
     most_seeds: ClassVar[int] = 0
     sweeps: ClassVar[bool] = True
+    main: ClassVar[tuple[str, str]] = ("", "")
+    draws_runs: ClassVar[bool] = False
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         """The rows that are trained for; none where training is not what it is about."""
@@ -91,21 +98,3 @@ def together(*groups: Iterable[Row]) -> tuple[Row, ...]:
     labels = dict.fromkeys(row.label for row in rows)
     order = {source: place for place, source in enumerate(MEANING)}
     return tuple(sorted(rows, key=lambda row: (list(labels).index(row.label), order[row.source])))
-
-
-def parity_remarks(sheets: Sequence[Sheet], key: str, name: str) -> list[str]:
-    """How our runs of the paper's recipe compare with the paper in one column."""
-    found = []
-    for sheet in sheets:
-        where = f" ({sheet.title.split(':')[0]})" if len(sheets) > 1 else ""
-        paper = {row.label: row.cells[key] for row in sheet.rows if row.source == "paper" and key in row.cells}
-        for row in sheet.rows:
-            theirs, ours = paper.get(row.label), row.cells.get(key)
-            if row.source != "parity" or theirs is None or ours is None or not theirs.mean or ours.mean is None:
-                continue
-            inside = abs(ours.mean - theirs.mean) <= 2 * (theirs.spread or 0)
-            ratio = f"{brief(ours.mean / theirs.mean, 2)} times it"
-            verdict = "within two of its standard deviations" if inside else ratio
-            numbers = f"{name} {brief(ours.mean, 2)}, the paper's {brief(theirs.mean, 2)}"
-            found.append(f"Parity, {row.label}{where}: {numbers}: {verdict}.")
-    return found

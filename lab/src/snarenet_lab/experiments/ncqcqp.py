@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from snarenet_lab.experiments.families import AFTER_GAPS, GAPS, FamilyItem
@@ -35,7 +34,7 @@ class NonConvexQCQPItem(FamilyItem):
         "not be compared, only methods on the same data. The paper reports no gaps; ours are to the best of eight "
         "IPOPT starts. It trained for 2,000 epochs, once for each tolerance."
     )
-    family = "ncqcqp"
+    family = "ncqcqp"  # and no `main`: another problem
     epochs = 2000
     rivals = ("dc3", "hproj")
     others = ("soft", "hardnet++", "fsnet")
@@ -52,6 +51,3 @@ class NonConvexQCQPItem(FamilyItem):
             )
         warning = "The paper's problem is another one: its objectives cannot be compared with ours."
         return [replace(sheet, note=f"{note} {warning}")]
-
-    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        return []  # nothing to compare: another problem

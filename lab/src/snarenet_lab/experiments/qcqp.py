@@ -30,7 +30,7 @@ class QCQPItem(FamilyItem):
         "to Gurobi; ours are to IPOPT's optima. It trains once for each tolerance, we once for all: its own gaps agree."
     )
     family = "qcqp"
-    epochs = 1500
+    epochs = 1000
     rivals = ("dc3", "hproj", "optnet")
     others = ("soft", "hardnet++", "fsnet")
     keys = NCLPItem.keys

@@ -9,7 +9,6 @@ draws the figures anywhere, from the JSON files).
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
@@ -35,12 +34,12 @@ from snarenet_lab.experiments.qcqp import QCQPItem
 from snarenet_lab.experiments.rows import RowsItem
 from snarenet_lab.experiments.scaling import ScalingItem
 from snarenet_lab.experiments.soft import SoftItem
-from snarenet_lab.experiments.study import Study
+from snarenet_lab.experiments.stored import with_stored, with_stored_figures
+from snarenet_lab.experiments.study import Study, command
 from snarenet_lab.experiments.theory import TheoryItem
 from snarenet_lab.experiments.warmup import WarmupItem
-from snarenet_lab.files import write_text
-from snarenet_lab.report.plots import draw
-from snarenet_lab.report.results import Cell, Results, Row, latex, long_csv, markdown
+from snarenet_lab.report.documents import read_item, write_results
+from snarenet_lab.report.results import Cell, Results, Row, Sheet
 from snarenet_lab.sweep import TrainingJob, sweep
 
 ITEMS: dict[str, Item] = {
@@ -110,36 +109,9 @@ def reproduce(
     for item in chosen:
         if not quiet:
             print(f"{item.name}: tables and figures", file=sys.stderr, flush=True)
-        origin = _origin(item, studies[item.name], planned[item.name])
-        results = _results(item, studies[item.name], planned[item.name], failures, origin)
-        write_results(results, out)
-        found.append(results)
+        found.append(_results(item, studies[item.name], planned[item.name], failures))
+        write_results(found[-1], out)
     return found
-
-
-def write_results(results: Results, out: Path) -> None:
-    """Write ITEM.json, .md, .csv, .tex, and, where matplotlib is installed, ITEM-*.svg."""
-    base = out / results.item
-    write_text(base.with_suffix(".json"), json.dumps(results.to_dict(), indent=1, ensure_ascii=False))
-    remarks = "".join(f"- {remark}\n" for remark in results.remarks)
-    drawn = []
-    for spec in results.figures:
-        try:
-            write_text(out / f"{results.item}-{spec['name']}.svg", draw(spec))
-            drawn.append(f"![{spec['caption']}]({results.item}-{spec['name']}.svg)\n")
-        except ImportError as error:
-            drawn.append(f"No figure: {error}\n")
-    parts = [
-        f"# {results.title}\n",
-        results.about + "\n",
-        *map(markdown, results.sheets),
-        *drawn,
-        *([remarks] if remarks else []),
-        f"```sh\n{results.origin['command']}\n```\n",
-    ]
-    write_text(base.with_suffix(".md"), "\n".join(parts))
-    write_text(base.with_suffix(".csv"), long_csv(results.sheets))
-    write_text(base.with_suffix(".tex"), "\n".join(map(latex, results.sheets)))
 
 
 def _names(items: Sequence[str]) -> list[str]:
@@ -166,23 +138,41 @@ def _jobs(item: Item, study: Study) -> list[TrainingJob]:
     return list({job.name: job for entry in entries for job in entry.jobs}.values())
 
 
-def _results(
-    item: Item, study: Study, jobs: list[TrainingJob], failures: dict[str, str], origin: dict[str, Any]
-) -> Results:
-    sheets = item.sheets(study)
+def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[str, str]) -> Results:
+    stored = read_item(study.out, item.name)
+    if stored is not None and stored.origin.get("budget") != study.budget.name:
+        stored = None  # other problems
+    sheets = with_stored(item.sheets(study), stored)
+    waiting = _waiting(item, study, sheets)
     names = {job.name for job in jobs}
     refused = Counter((name.rsplit("-seed", 1)[0], why) for name, why in failures.items() if name in names)
     remarks = [f"Could not finish {_runs(count)} of {name}: {why}" for (name, why), count in refused.items()]
-    waiting = sum(study.run(job) is None for job in jobs) - sum(refused.values())
-    if waiting > 0:
-        remarks.append(f"{_runs(waiting)} of {len(jobs)} are not done; the same command goes on with them.")
+    if len(waiting) > sum(refused.values()):
+        rest = _runs(len(waiting) - sum(refused.values()))
+        remarks.append(f"{rest} of {len(jobs)} are not done; the same command goes on with them.")
     remarks += study.missing.values()
+    if study.unmeasured and stored is None:
+        remarks.append("Not everything is measured; the same command without --no-train goes on with it.")
     if any(_stacked(row) for sheet in sheets for row in sheet.rows):
         remarks.append("Seeds were trained as one: the training time of a row is that of all its seeds together.")
     figures = item.figures(study, sheets)
+    if item.draws_runs:
+        figures = with_stored_figures(figures, stored)
     notes = [*remarks, *item.remarks(study, sheets)]
-    about = f"{item.about} {study.budget.words}"
-    return Results(item.name, item.title, about, tuple(sheets), tuple(figures), tuple(notes), origin)
+    about = f"{item.about} {study.budget.about}"
+    origin = _origin(item, study, jobs, len(jobs) - len(waiting), stored)
+    main = ("", "") if study.budget.name == "smoke" else item.main  # its numbers mean nothing
+    return Results(item.name, item.title, about, tuple(sheets), tuple(figures), tuple(notes), origin, main)
+
+
+def _waiting(item: Item, study: Study, sheets: Sequence[Sheet]) -> set[str]:
+    """The names of the runs that are neither at hand nor in a row."""
+    known = {(row.command, seed) for sheet in sheets for row in sheet.rows for seed in row.seeds}
+    found = set()
+    for entry in item.entries(study.budget, study.seeds):
+        line = command(entry.jobs[0], entry.tol)
+        found |= {job.name for job in entry.jobs if (line, job.config.seed) not in known and study.run(job) is None}
+    return found
 
 
 def _stacked(row: Row) -> bool:
@@ -195,8 +185,8 @@ def _runs(count: int) -> str:
     return f"{count} run" + ("" if count == 1 else "s")
 
 
-def _origin(item: Item, study: Study, jobs: list[TrainingJob]) -> dict[str, Any]:
-    """Where the numbers are from."""
+def _origin(item: Item, study: Study, jobs: list[TrainingJob], done: int, stored: Results | None) -> dict[str, Any]:
+    """Where the numbers are from: these runs, and those of stored rows."""
     device = torch.device(study.device)
     machines: Counter[str] = Counter()
     for job in jobs:
@@ -212,10 +202,10 @@ def _origin(item: Item, study: Study, jobs: list[TrainingJob]) -> dict[str, Any]
         "budget": study.budget.name,
         "seeds": study.seeds,
         "runs": len(jobs),
-        "done": sum(machines.values()),
+        "done": done,
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "environment": environment(device),
-        "trained on": dict(machines),
+        "trained on": ({} if stored is None else dict(stored.origin["trained on"])) | dict(machines),
     }
 
 

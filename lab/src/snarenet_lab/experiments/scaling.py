@@ -99,8 +99,10 @@ class ScalingItem(Item):
         return found
 
     def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        if not _read(study):
+        if all(row.source == "paper" for row in sheets[0].rows):
             return ["Not measured yet: snarenet bench scaling, or the same command without --no-train."]
+        if not _read(study):
+            return []  # measured before
         content = json.loads(_file(study).read_text())
         return [f"Measured with `{content['command']}` on {content['hardware']}."]
 

@@ -42,6 +42,7 @@ class SoftItem(Item):
     )
 
     sweeps = False  # a sweep does not note curves
+    draws_runs = True  # those curves
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         sizes = budget.sizes_of("nclp")
@@ -56,6 +57,7 @@ class SoftItem(Item):
                 lambda seed, c=changes: budget.parity_config("nclp", seed, _EPOCHS, "hardnet", **c),
                 sizes,
                 seeds,
+                paper_epochs=_EPOCHS,
             )
             for label, changes in settings.items()
         ]

@@ -68,7 +68,8 @@ class Study:
     ) -> None:
         self.budget, self.seeds, self.out, self.device = budget, seeds, out, device
         self.engine, self.cluster, self.measures = engine, cluster, measures
-        self.missing: dict[str, str] = {}  # why there is no reference, or no measurement
+        self.missing: dict[str, str] = {}  # why there is no reference
+        self.unmeasured = False  # is there something that was not measured, and may not be now?
         self._problems: dict[str, Problem] = {}
         self._optima: dict[str, Optima | None] = {}
 
@@ -154,6 +155,8 @@ class Study:
             len(entry.jobs),
             known,
             command(entry.jobs[0], entry.tol),
+            entry.jobs[0].config.epochs,
+            entry.paper_epochs,
         )
 
     def summary(self, job: TrainingJob, tol: float | None = None) -> dict[str, Any] | None:
@@ -173,7 +176,7 @@ class Study:
         if file.exists():
             return json.loads(file.read_text())["result"]
         if not self.measures:
-            self.missing[name] = "Not everything is measured; the same command without --no-train goes on with it."
+            self.unmeasured = True
             return None
         result = measure()
         write_text(file, json.dumps({"arguments": arguments, "result": result}, indent=1))

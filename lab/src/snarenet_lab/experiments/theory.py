@@ -45,6 +45,7 @@ class TheoryItem(Item):
         "ellipsoids with an equality, whose constants D, σ and L are known or bounded; λ is the smallest that the "
         "proof allows, 2.03 L √(2F(y₀)), since the paper's own condition does not carry its proof."
     )
+    draws_runs = True  # whole curves
 
     def sheets(self, study: Study) -> list[Sheet]:
         shown = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from snarenet_lab.experiments.budget import Budget
-from snarenet_lab.experiments.item import Entry, Item, parity_remarks, together
+from snarenet_lab.experiments.item import Entry, Item, together
 from snarenet_lab.experiments.paper import paper_rows
 from snarenet_lab.experiments.quantities import columns
 from snarenet_lab.experiments.study import Study
@@ -47,6 +47,7 @@ class WarmupItem(Item):
         "of the annealed damping (10·0.6ᵏ, relative to the squared row lengths) are ours. Best rows: the recipe `best` "
         "with the first half of the epochs as warm-up."
     )
+    main = ("gap_gmean", "geometric mean of the gap")
 
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         sizes, found = budget.sizes_of("nclp"), []
@@ -68,6 +69,7 @@ class WarmupItem(Item):
                         sizes,
                         seeds,
                         tol,
+                        _EPOCHS,
                     ),
                     Entry.make(
                         f"{layer}, {warmup}",
@@ -92,6 +94,3 @@ class WarmupItem(Item):
     def figures(self, study: Study, sheets: Sequence[Sheet]) -> list[dict[str, Any]]:
         caption = "Warm-up on NCLP: the gap for every layer and warm-up, mean and standard deviation over the seeds"
         return [panels("gaps", caption, sheets[0], ["gap_gmean", "gap_max"])]
-
-    def remarks(self, study: Study, sheets: Sequence[Sheet]) -> list[str]:
-        return [] if study.budget.name == "smoke" else parity_remarks(sheets, "gap_gmean", "geometric mean of the gap")

@@ -70,6 +70,8 @@ class Row:
         planned: how many there should be.
         seeds: the seeds that are done, in the order of the cells' values.
         command: what to type for the first of them.
+        epochs: of its training; 0 without.
+        paper_epochs: of the paper's training of this row; 0 where there is none.
     """
 
     label: str
@@ -79,6 +81,8 @@ class Row:
     planned: int = 0
     seeds: tuple[int, ...] = ()
     command: str = ""
+    epochs: int = 0
+    paper_epochs: int = 0
 
     def cell(self, column: Column) -> Cell:
         """Its cell in a column; an empty one where it has none."""
@@ -91,8 +95,16 @@ class Row:
             return str(self.done) if self.done else "–"
         return str(self.done) if self.done == self.planned else f"{self.done} of {self.planned}"
 
+    @property
+    def effort(self) -> str:
+        """How many epochs, in words: 1,500, or 45 of 1,500 where the paper has more."""
+        if not self.epochs or not self.done:
+            return DASH
+        return f"{self.epochs:,}" + (f" of {self.paper_epochs:,}" if self.paper_epochs > self.epochs else "")
+
 
 _FIRST = (Column("method", "method", "text"), Column("source", "source", "text"), Column("seeds", "seeds", "text"))
+_EPOCHS = Column("effort", "epochs", "text")
 
 
 @dataclass(frozen=True)
@@ -118,14 +130,19 @@ class Sheet:
         return [c for c in self.columns if any(row.cell(c).write(c) != DASH for row in self.rows)]
 
     def table(self) -> Table:
-        """As text: method, source and seeds, and the columns that some row fills."""
+        """As text: method, source, seeds and, if there was training, epochs; then the columns that some row fills."""
         used = self.used()
         rows = [
-            {"method": row.label, "source": row.source, "seeds": row.count}
+            {"method": row.label, "source": row.source, "seeds": row.count, "effort": row.effort}
             | {c.key: row.cell(c).write(c) for c in used}
             for row in self.rows
         ]
-        return Table((*_FIRST, *used), rows, self.title)
+        return Table((*_FIRST, *([_EPOCHS] if self.trained else []), *used), rows, self.title)
+
+    @property
+    def trained(self) -> bool:
+        """Does a row say for how many epochs it was trained?"""
+        return any(row.effort != DASH for row in self.rows)
 
     @staticmethod
     def read(content: Mapping[str, Any]) -> Sheet:
@@ -149,6 +166,8 @@ class Results:
         figures: specifications that `snarenet_lab.report.plots` draws.
         remarks: what could not be finished, and why; what is missing.
         origin: budget, seeds, command and environment.
+        main: the key and the name of the quantity in which our runs of the paper's recipe are compared with the paper;
+            both empty if they are not.
     """
 
     item: str
@@ -158,6 +177,7 @@ class Results:
     figures: tuple[Mapping[str, Any], ...] = ()
     remarks: tuple[str, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    main: tuple[str, str] = ("", "")
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for a file, where sheets are called tables."""
@@ -167,7 +187,7 @@ class Results:
     def read(content: Mapping[str, Any]) -> Results:
         """The results that `to_dict` made JSON of."""
         parts = {name: value for name, value in content.items() if name != "tables"}
-        parts |= {name: tuple(content[name]) for name in ("figures", "remarks")}
+        parts |= {name: tuple(content[name]) for name in ("figures", "remarks", "main")}
         return Results(**parts, sheets=tuple(Sheet.read(table) for table in content["tables"]))
 
 
@@ -188,8 +208,8 @@ def wide_csv(sheet: Sheet) -> str:
     for row in sheet.rows:
         found = [row.cell(column) for column in used]
         numbers = [part for cell in found for part in (cell.text if cell.mean is None else cell.mean, cell.spread)]
-        body.append([row.label, row.source, row.done or "", *numbers])
-    return csv_text([["method", "source", "seeds", *head], *body])
+        body.append([row.label, row.source, row.done or "", row.epochs or "", *numbers])
+    return csv_text([["method", "source", "seeds", "epochs", *head], *body])
 
 
 def long_csv(sheets: Sequence[Sheet]) -> str:
@@ -217,19 +237,21 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 def latex(sheet: Sheet) -> str:
     """The sheet for a paper that uses booktabs, with means and deviations under one power of ten."""
     used = sheet.used()
-    head = " & ".join(["Method", "Source", "Seeds", *(_tex(column.heading) for column in used)])
+    epochs = ["Epochs"] if sheet.trained else []
+    head = " & ".join(["Method", "Source", "Seeds", *epochs, *(_tex(column.heading) for column in used)])
     body = []
     for index, row in enumerate(sheet.rows):
         if index and row.label != sheet.rows[index - 1].label:
             body.append(r"\midrule")
-        cells = [_tex(row.label), row.source, _tex(row.count), *(_tex_cell(row.cell(c), c) for c in used)]
+        effort = [_tex(row.effort)] if sheet.trained else []
+        cells = [_tex(row.label), row.source, _tex(row.count), *effort, *(_tex_cell(row.cell(c), c) for c in used)]
         body.append(" & ".join(cells) + r" \\")
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{_tex(' '.join([sheet.title + '.', sheet.note]).strip())}}}",
-            rf"\begin{{tabular}}{{lll{'c' * len(used)}}}",
+            rf"\begin{{tabular}}{{lll{'c' * (len(epochs) + len(used))}}}",
             r"\toprule",
             head + r" \\",
             r"\midrule",

@@ -5,7 +5,6 @@ The paper's rows are marked as such. Tables can be sorted, and taken along as La
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ from snarenet.report.html import table as small_table
 from snarenet.report.tables import Column
 from snarenet.training.run import RunError
 from snarenet_lab.files import write_text
+from snarenet_lab.report.documents import read_item, remarks
 from snarenet_lab.report.plots import pictures
 from snarenet_lab.report.results import MEANING, Results, Row, Sheet, latex, wide_csv
 
@@ -91,12 +91,11 @@ def read_results(folder: Path) -> list[Results]:
     """The results in a folder, in the order of the paper."""
     found = []
     for name in _ORDER:
-        file = folder / f"{name}.json"
-        if file.exists():
-            try:
-                found.append(Results.read(json.loads(file.read_text())))
-            except (KeyError, TypeError, ValueError) as error:
-                raise RunError(f"{file} was not written by this version of snarenet: {error}") from error
+        try:
+            results = read_item(folder, name)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{folder / name}.json was not written by this version of snarenet: {error}") from error
+        found += [] if results is None else [results]
     return found
 
 
@@ -114,17 +113,17 @@ def _page(found: list[Results], folder: Path) -> str:
 side. A click on a heading sorts a table.</p>
 <ul class="quiet">{legend}</ul>
 <nav>{links}</nav>
-{"".join(map(_item, found))}
+{"".join(_item(item, folder) for item in found)}
 </main>
 """
     return document("snarenet: the paper, done again", body, _STYLE, _SCRIPT)
 
 
-def _item(item: Results) -> str:
-    remarks = "".join(f"<li>{prose(remark)}</li>" for remark in item.remarks)
+def _item(item: Results, folder: Path) -> str:
+    listed = "".join(f"<li>{prose(remark)}</li>" for remark in remarks(item, folder))
     parts = [
         f"<p>{prose(item.about)}</p>",
-        f'<ul class="open">{remarks}</ul>' if remarks else "",
+        f'<ul class="open">{listed}</ul>' if listed else "",
         *(_table(item, sheet) for sheet in item.sheets),
         gallery([picture for spec in item.figures for picture in pictures(spec)]),
         _origin(item),
@@ -136,7 +135,8 @@ def _table(item: Results, sheet: Sheet) -> str:
     columns = sheet.table().columns
     head = "".join(f'<th scope="col" tabindex="0">{escape(column.heading)}</th>' for column in columns)
     used, labels = sheet.used(), [None, *(row.label for row in sheet.rows)]
-    lines = "\n".join(_line(row, used, row.label != before) for row, before in zip(sheet.rows, labels, strict=False))
+    pairs = zip(sheet.rows, labels, strict=False)
+    lines = "\n".join(_line(row, used, row.label != before, sheet.trained) for row, before in pairs)
     name = f"{item.item}-{sheet.key}"
     files = {"CSV": ("csv", wide_csv(sheet), "text/csv"), "LaTeX": ("tex", latex(sheet), "text/plain")}
     take = "".join(
@@ -159,7 +159,7 @@ def _table(item: Results, sheet: Sheet) -> str:
     )
 
 
-def _line(row: Row, columns: Sequence[Column], first: bool) -> str:
+def _line(row: Row, columns: Sequence[Column], first: bool, trained: bool) -> str:
     cells = []
     for column in columns:
         cell = row.cell(column)
@@ -168,6 +168,8 @@ def _line(row: Row, columns: Sequence[Column], first: bool) -> str:
     tag = f'<td class="from"><span class="tag {row.source}">{row.source}</span></td>'
     kind = " ".join(["paper"] * (row.source == "paper") + ["first"] * first)
     count = f'<td data-value="{row.done}">{escape(row.count)}</td>'
+    if trained:
+        count += f'<td data-value="{row.epochs or ""}">{escape(row.effort)}</td>'
     return f'<tr class="{kind}"><th scope="row">{escape(row.label)}</th>{tag}{count}{"".join(cells)}</tr>'
 
 

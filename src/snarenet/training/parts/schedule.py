@@ -33,6 +33,9 @@ class Schedule(Part):
     """How many epochs that start lasts; 0 for a third of all."""
     decay: Literal["linear", "cosine", "harmonic"] = "linear"
     """How the relaxation shrinks."""
+    relax_mode: Literal["eval", "train"] = "eval"
+    """How the untrained network is measured for it: without dropout and with the statistics of batch norm as they are
+    at first, or as in training (the paper). With batch norm only the latter holds what the first steps predict."""
 
     validate_every: Size = 5
     """Epochs between two validations."""

@@ -1,0 +1,175 @@
+"""The tables of the documentation: each a function of the folder that holds `data/` and `results/`, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from snarenet.report.numbers import DASH, brief, percent, short
+from snarenet.report.tables import Column, Table, markdown
+from snarenet_lab.report.agreement import verdicts
+from snarenet_lab.report.documents import read_item
+from snarenet_lab.report.results import Cell, Results, Row
+from snarenet_lab.report.results_page import read_results
+
+_FAMILIES = {"nclp": "NCLP", "qcqp": "convex QCQP-50", "ncqcqp": "`ncqcqp`"}
+_SCALING = (
+    "variables", "constraints", "epochs run", "seconds for 1,000 epochs", "paper's seconds", "times faster", "MiB",
+    "paper's GB", "steps in training", "most steps in test", "paper's steps", "feasible to 1e-8",
+)  # fmt: skip
+_RIVALS = ("Pi-net", "HardNet++", "FSNet", "DC3", "HardNet", "OptNet", "Soft + projection", "HProj")
+_OF_PAPER = ("DC3", "HardNet", "HProj", "OptNet")
+
+
+def stored(name: str, folder: Path) -> str:
+    """A table as `data/NAME.json` holds it: texts as they are, numbers with three digits."""
+    content = json.loads((folder / "data" / f"{name}.json").read_text())
+    return _table(content["columns"], content["rows"])
+
+
+def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    first, *others = columns
+    shown = [Column(first, first, "text"), *(Column(name, name, "brief") for name in others)]
+    return Table(shown, rows).filled().markdown()
+
+
+def scaling(folder: Path) -> str:
+    """All sizes, and the one that all rows serve better."""
+    plain, every = (
+        json.loads((folder / "data" / f"bench-scaling{kind}-h200.json").read_text())["rows"]
+        for kind in ("", "-all-rows")
+    )
+    rows = []
+    for row in plain:
+        again = [other for other in every if all(other[key] == row[key] for key in ("variables", "constraints"))]
+        rows += [row, *(other | {"constraints": f"{other['constraints']:,}, `rows all`"} for other in again)]
+    percents = [row | {"variables": brief(row["variables"]), _SCALING[-1]: percent(row[_SCALING[-1]])} for row in rows]
+    return _table(_SCALING, percents)
+
+
+def field(machine: str, folder: Path) -> str:
+    """Milliseconds of every package for every start and tolerance, beside those of our defaults."""
+    lines = (folder / "data" / f"bench-field-{machine}.jsonl").read_text().splitlines()
+    cases: dict[tuple[str, float, float], dict[str, Any]] = {}
+    for line in map(json.loads, lines):
+        key = line["key"]
+        for tol, found in zip(key["tolerances"], line["found"]["passes"], strict=True):
+            cases.setdefault((key["problem"], key["noise"], tol), {})[key["method"]] = found
+    methods = dict.fromkeys(method for case in cases.values() for method in case)
+    head = ["ms (times the first row)", *(_case(*case) for case in cases), "distance", "MiB"]
+    body = []
+    for method in methods:
+        cells = [_times(case.get(method), next(iter(case.values()))) for case in cases.values()]
+        near = [
+            case[method] for (_, noise, tol), case in cases.items() if (noise, tol) == (0.5, 1e-8) and method in case
+        ]
+        far, memory = ([found[place] for found in near if not isinstance(found, str)] for place in (1, 5))
+        body.append([method, *cells, ", ".join(f"{x:.2f}" for x in far), ", ".join(brief(x) for x in memory)])
+    return markdown(head, body)
+
+
+def _case(problem: str, noise: float, tol: float) -> str:
+    return f"{'NCLP' if problem == 'nclp' else 'QCQP-50'}, s = {noise:g}, to {short(tol, 1)}"
+
+
+def _times(found: Any, first: Any) -> str:
+    """A time, and how many of the first it is."""
+    if found is None:
+        return ""
+    if isinstance(found, str) or found[4] is None:
+        return "failed" if isinstance(found, str) else f"not reached: {found[0]:.0e}"
+    return brief(found[4]) + (f" ({brief(found[4] / first[4], 2)})" if found is not first else "")
+
+
+def against_paper(folder: Path) -> str:
+    """The competitors' gaps: the paper's, and those of `snarenet compare`."""
+    rows = []
+    for family in ("nclp", "qcqp"):
+        results, name = _results(folder, family), _FAMILIES[family]
+        compared = json.loads((folder / "data" / f"compare-{family}.json").read_text())["rows"]
+        ours = {row["method"]: f"{row['gap gmean']}, {row['budget']}" for row in compared}
+        paper = {row.label: row.cells["gap_gmean"] for row in results.sheets[0].rows if row.source == "paper"}
+        gap = Column("gap_gmean", "")
+        rows.append([f"{name}, the paper", *(paper.get(m, Cell()).write(gap) for m in _OF_PAPER)])
+        rows.append([f"{name}, here", *(ours.get(m, DASH) for m in _OF_PAPER)])
+    return markdown(["", *_OF_PAPER], rows)
+
+
+def items(folder: Path) -> str:
+    """How far every item of the reproduction is, and whether it agrees with the paper."""
+    rows = []
+    for results in read_results(folder / "results"):
+        best, parity = (_rows(results, source) for source in ("best", "parity"))
+        whole = [row for row in parity if row.done == row.planned and row.epochs >= row.paper_epochs]
+        complete = [row for row in best if row.done == row.planned]
+        judged = verdicts(results)
+        agree = sum(bool(verdict.agrees) for verdict in judged)
+        rows.append(
+            [
+                f"[{results.item}](results/{results.item}.md)",
+                f"{len(complete)} of {len(best)}" if best else DASH,
+                f"{len(whole)} of {len(parity)}" if parity else DASH,
+                f"{agree} of {len(judged)}" if judged else DASH,
+            ]
+        )
+    head = [
+        "item",
+        "our rows with all seeds",
+        "rows of the paper's recipe with all seeds and all of its epochs",
+        "of those that are there, within two of its standard deviations",
+    ]
+    return markdown(head, rows)
+
+
+def gaps(folder: Path) -> str:
+    """The main result: the geometric mean of the gap and the largest, by method and family."""
+    known = {family: _rows(_results(folder, family)) for family in _FAMILIES}
+    lines = [("the paper's SnareNet", "SnareNet, tol 1e-8", "paper"), ("**ours**", "SnareNet, tol 1e-8", "best")]
+    lines += [("**ours**, fresh inputs", "SnareNet, fresh inputs", "best"), *((m, m, "best") for m in _RIVALS)]
+    body = []
+    for name, label, source in lines:
+        found = [[row for row in rows if (row.label, row.source) == (label, source)] for rows in known.values()]
+        body.append([name, *(_gap(rows[0]) if rows else DASH for rows in found)])
+    return markdown(["", *_FAMILIES.values()], body)
+
+
+def _gap(row: Row) -> str:
+    """A gap with its deviation, the largest, and what must be known with it: epochs, missing seeds, feasibility."""
+    mean, most = row.cells.get("gap_gmean", Cell()), row.cells.get("gap_max", Cell())
+    if mean.mean is None:
+        return DASH
+    kept, feasible = row.cells.get("kept", Cell(1.0)).mean, row.cells.get("feasible", Cell()).mean
+    notes = [f"{row.effort} epoch{'s' if row.epochs > 1 else ''}"] if row.epochs else []
+    notes += [f"{row.count} seeds"] if row.done != row.planned and row.planned else []
+    notes += [f"{percent(feasible)} feasible to 1e-4"] if kept is not None and kept < 1 and feasible is not None else []
+    spread = f" ± {short(mean.spread, 1)}" if mean.spread else ""
+    return f"{short(mean.mean, 2)}{spread} ({short(most.mean, 2)})" + (f"; {', '.join(notes)}" if notes else "")
+
+
+def _rows(results: Results, source: str = "") -> list[Row]:
+    return [row for sheet in results.sheets for row in sheet.rows if source in ("", row.source)]
+
+
+def _results(folder: Path, item: str) -> Results:
+    found = read_item(folder / "results", item)
+    if found is None:
+        raise FileNotFoundError(f"{folder / 'results' / item}.json is not there")
+    return found
+
+
+_STORED = (
+    "ablation-h200", "bench-damping-cpu", "bench-growth-h200", "bench-matrix-free-cpu", "bench-parallel-cpu",
+    "bench-race", "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "compare-nclp", "compare-qcqp",
+    "matrix-free-starts-cpu", "methods", "paper-damping-cpu", "training-steps-h200",
+)  # fmt: skip
+TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
+    "against-paper": against_paper,
+    "field-cpu": partial(field, "cpu"),
+    "field-h200": partial(field, "h200"),
+    "gaps": gaps,
+    "items": items,
+    "scaling": scaling,
+}
