@@ -5,6 +5,7 @@ On a CPU the kernels are emulated, see emulation.h; with `-m gpu` they run on a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.repair import scale
-from snarenet.repair.gpu import blocks, curved, launching
+from snarenet.repair.gpu import blocks, curved, launching, nvrtc
 from snarenet.repair.gpu import rows as packing
 from snarenet.testing import assert_equal, draw
 
@@ -290,9 +291,9 @@ class TestCurved:
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 3, 40])
+@pytest.mark.parametrize("threads", [1, 3, 64])
 def test_any_number_of_threads(monkeypatch, threads: int) -> None:
-    """Blocks of different sizes compute the same: 40 threads share the terms of a sum."""
+    """Blocks of different sizes compute the same: 64 threads share the terms of a sum and the tiles of a matrix."""
     for build, options in ((curved_set, {}), (polytope, {"rows": "all"}), (polytope, {"nearest": 5})):
         with monkeypatch.context() as patch:
             ran = emulate(patch, threads)
@@ -301,3 +302,12 @@ def test_any_number_of_threads(monkeypatch, threads: int) -> None:
         theirs = repaired(build, "cpu", **options)
         assert_equal(mine[0].value, theirs[0].value, 1e-9)
         assert_equal(mine[1][0], theirs[1][0], 1e-8)
+
+
+def test_arrays_in_shared_memory_are_counted_right() -> None:
+    """`blocks.py` says how many arrays each kernel has in shared memory; here they are counted in its source."""
+    for file in ("linear", "admm"):
+        source = (nvrtc.folder() / f"{file}.cu").read_text()
+        for name, body in re.findall(r"__device__ void (\w+)_of\((.*?)\n}", source, re.DOTALL):
+            assert body.count("room.next()") == blocks._ARRAYS[name], name
+            assert f"Room<S, {name.upper()}_ARRAYS>" in body
