@@ -34,6 +34,20 @@ assert state() == before
 """)
 
 
+def test_import_takes_little_beyond_torch() -> None:
+    """No package but torch and numpy is loaded, and nothing of torch that it does not load by itself."""
+    python("""
+import sys
+import numpy.typing, torch
+before = set(sys.modules)
+assert "torch._dynamo" not in before
+import snarenet
+free = {"snarenet", *sys.stdlib_module_names}
+loaded = sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in free)
+assert loaded == [], loaded
+""")
+
+
 def test_public_names_exist() -> None:
     assert [name for name in sn.__all__ if not hasattr(sn, name)] == []
     assert sn.__version__[0].isdigit()
