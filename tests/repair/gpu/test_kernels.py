@@ -6,10 +6,11 @@ On a CPU the kernels are emulated, see emulation.h; with `-m gpu` they run on a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from emulation import emulate, needs_compiler, on_devices, use_kernels
+from emulation import cache, emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
@@ -301,3 +302,17 @@ def test_any_number_of_threads(monkeypatch, threads: int) -> None:
         theirs = repaired(build, "cpu", **options)
         assert_equal(mine[0].value, theirs[0].value, 1e-9)
         assert_equal(mine[1][0], theirs[1][0], 1e-8)
+
+
+def test_libraries_are_kept_where_nobody_else_can_write(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SNARENET_CACHE", str(tmp_path / "new"))
+    assert cache().stat().st_mode & 0o777 == 0o700
+    cache().chmod(0o777)
+    with pytest.raises(AssertionError, match="must be a folder that only its owner"):
+        cache()
+    cache_of_another = tmp_path / "linked"
+    cache_of_another.mkdir()
+    (cache_of_another / "emulation").symlink_to(tmp_path)
+    monkeypatch.setenv("SNARENET_CACHE", str(cache_of_another))
+    with pytest.raises(AssertionError, match="must be a folder that only its owner"):
+        cache()
