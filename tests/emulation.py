@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -50,7 +52,7 @@ def _build(name: str, options: tuple[str, ...]) -> str:
     included = sorted(nvrtc.folder().glob("*.cuh"))
     text = b"".join(path.read_bytes() for path in (header, *included, source))
     key = hashlib.sha256(text + repr(options).encode()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"snarenet-emulation-{key}.so"
+    library = cache() / f"{key}.so"
     if not library.exists():
         code = "".join(path.read_text() for path in (*included, source) if path.name in _includes(source))
         names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(', code)
@@ -58,11 +60,21 @@ def _build(name: str, options: tuple[str, ...]) -> str:
         entries = " ".join(f"ENTRY({kernel})" for kernel in names if f"{kernel}##S" not in code)
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-x", "c++"]
         command += [str(header), f'-DSOURCE="{source}"', f"-DENTRIES={entries}", f"-I{nvrtc.folder()}", *options]
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             done = subprocess.run([*command, "-o", f"{folder}/emulation.so"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
-            shutil.move(f"{folder}/emulation.so", library)
+            os.replace(f"{folder}/emulation.so", library)  # whole, whichever of several processes is first
     return str(library)
+
+
+def cache() -> Path:
+    """A folder that nobody but this user can write to: what lies in it is loaded and run."""
+    folder = Path(os.environ.get("SNARENET_CACHE") or Path.home() / ".cache" / "snarenet") / "emulation"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    assert private, f"{folder} must be a folder that only its owner, this user, can write to"
+    return folder
 
 
 def _includes(source: Path) -> set[str]:

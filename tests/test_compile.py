@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -89,6 +91,29 @@ def test_training_any_set(kind: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-10)
+
+
+def test_the_first_call_is_compiled() -> None:
+    """The compiler, not loaded before, loads what leaves its graph: one break, and nothing is compiled again."""
+    code = """
+import sys, torch, snarenet as sn
+assert "snarenet.repair.eager" not in sys.modules
+layer = sn.SnareLayer(sn.Nonlinear(lambda y, x: y.sin(), rows=3, upper=0.5), dtype=torch.float64)
+y = torch.linspace(-3, 3, 12, dtype=torch.float64).reshape(4, 3).requires_grad_()
+compiled = torch.compile(layer, backend="eager")
+values = [compiled(y, y)]
+frames = dict(torch._dynamo.utils.counters["frames"])
+values += [compiled(y, y), layer(y, y)]
+assert frames["ok"] > 1 and frames == torch._dynamo.utils.counters["frames"], frames
+assert "snarenet.repair.eager" in sys.modules
+assert values[0].equal(values[1]) and values[0].equal(values[2])
+gradients = [torch.autograd.grad(value.square().sum(), y)[0] for value in values]
+assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2])
+reasons = torch._dynamo.utils.counters["graph_break"]
+assert len(reasons) == 1 and "torch.compiler.disable" in next(iter(reasons)), reasons
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "function"])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import snarenet as sn
 
@@ -31,6 +36,20 @@ def state():
 before = state()
 import snarenet
 assert state() == before
+""")
+
+
+def test_import_takes_little_beyond_torch() -> None:
+    """No package but torch and numpy is loaded, and nothing of torch that it does not load by itself."""
+    python("""
+import sys
+import numpy.typing, torch
+before = set(sys.modules)
+assert "torch._dynamo" not in before
+import snarenet
+free = {"snarenet", *sys.stdlib_module_names}
+loaded = sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in free)
+assert loaded == [], loaded
 """)
 
 
@@ -64,5 +83,49 @@ for module in pkgutil.walk_packages(snarenet.__path__, "snarenet."):
     assert [file.name for file in sources if "snarenet_lab" in file.read_text()] == []
 
 
-def test_the_wheel_is_typed() -> None:
-    assert (Path(sn.__file__).parent / "py.typed").exists()
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution of this tree."""
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(out)], check=True, cwd=ROOT)
+    return out
+
+
+def files(folder: str) -> set[str]:
+    """All that belongs to the project in this folder, as paths from the root."""
+    found = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in found if not {"__pycache__", ".cache"} & set(path.parts)}
+
+
+def test_the_wheel_is_the_library(built: Path) -> None:
+    """With its types, its kernels and nothing else."""
+    (wheel,) = built.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == {name.removeprefix("src/") for name in files("src")}
+    assert {Path(name).suffix for name in names} == {".py", ".typed", ".cu", ".cuh"}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_passes_its_own_tests(built: Path, tmp_path: Path) -> None:
+    """It has all that the suites of library and lab read: documents, settings, stored runs, the lab."""
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    top = {".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"}
+    top |= {"conftest.py", "pins.txt", "pyproject.toml"}
+    expected = top.union(*(files(part) for part in ("src", "tests", "lab", "docs", ".ci")))
+    assert names - {"PKG-INFO", ".gitignore"} == expected  # these two are hatchling's own
+    some = [
+        "tests/test_docs.py",
+        "tests/test_package.py",
+        "tests/test_damping.py",
+        "tests/testing",
+        "lab/tests/test_pages.py",
+    ]
+    some += ["tests/training/test_training.py", "lab/tests/test_commands.py", "tests/repair/gpu"]
+    path = os.pathsep.join([str(folder / "src"), str(folder / "lab" / "src")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]

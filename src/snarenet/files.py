@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -12,23 +12,14 @@ from typing import IO
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let `write` fill a file, and put it in the place of `path`; an error leaves what was there and no debris."""
-    draft = None
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".new", delete=False) as file:
-            draft = file.name
+        with open(draft, "x+b") as file:  # a temporary file would be for its owner only; here the user's umask decides
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(draft, 0o666 & ~_umask())  # a temporary file is for its owner only; what it becomes is not
         os.replace(draft, path)
     except BaseException:
-        if draft is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

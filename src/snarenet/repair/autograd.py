@@ -17,19 +17,19 @@ def differentiable(engine: Engine, batch: Batch) -> Outcome:
         with without_grad():
             return engine.run(batch, taped=False)[0]
     if torch.compiler.is_compiling() and not engine.traceable:
-        return _run_eagerly(engine, batch)  # pyright: ignore
-    return _run(engine, batch)
+        from snarenet.repair.eager import run_eagerly  # here, as it imports the whole compiler
+
+        return run_eagerly(engine, batch)
+    return run(engine, batch)
 
 
-def _run(engine: Engine, batch: Batch) -> Outcome:
+def run(engine: Engine, batch: Batch) -> Outcome:
+    """Through autograd's Function if any tensor that goes in needs a gradient, else without a tape."""
     tensors = engine.tensors(batch.y)
     if any(t.requires_grad for t in (batch.y, batch.lower, batch.upper, *tensors)):
         return Outcome(*_Repair.apply(engine, batch.finite, batch.y, batch.lower, batch.upper, *tensors))  # pyright: ignore
     with torch.no_grad():
         return engine.run(batch, taped=False)[0]
-
-
-_run_eagerly = torch.compiler.disable(_run)
 
 
 class _Repair(torch.autograd.Function):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from emulation import emulate, needs_compiler, on_devices, use_kernels
+from emulation import cache, emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
@@ -311,3 +312,17 @@ def test_arrays_in_shared_memory_are_counted_right() -> None:
         for name, body in re.findall(r"__device__ void (\w+)_of\((.*?)\n}", source, re.DOTALL):
             assert body.count("room.next()") == blocks._ARRAYS[name], name
             assert f"Room<S, {name.upper()}_ARRAYS>" in body
+
+
+def test_libraries_are_kept_where_nobody_else_can_write(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SNARENET_CACHE", str(tmp_path / "new"))
+    assert cache().stat().st_mode & 0o777 == 0o700
+    cache().chmod(0o777)
+    with pytest.raises(AssertionError, match="must be a folder that only its owner"):
+        cache()
+    cache_of_another = tmp_path / "linked"
+    cache_of_another.mkdir()
+    (cache_of_another / "emulation").symlink_to(tmp_path)
+    monkeypatch.setenv("SNARENET_CACHE", str(cache_of_another))
+    with pytest.raises(AssertionError, match="must be a folder that only its owner"):
+        cache()
