@@ -141,6 +141,6 @@ def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> t
     """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
     scales = s.space.scales()
     before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
-    foreseen = s.space.predict(s.position, trial, s.residual, saved) * violated
+    foreseen = torch.where(violated, s.space.predict(s.position, trial, s.residual, saved), 0.0)
     predicted = before - (foreseen.square() / scales).sum(1)
     return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before

@@ -244,7 +244,7 @@ class OutputSpace(Space):
 
     def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Tensor | None = None) -> System:
         """The linear system of a step from y."""
-        active = violated.to(y.dtype) if self.active else None
+        active = violated if self.active else None
         others = None if active is None else active[:, self.first :]
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
             return Primal(self.others, y, others, self.scale, damping, factor)
@@ -252,7 +252,7 @@ class OutputSpace(Space):
         if self.spectrum is not None:
             eliminated = eliminate(self.spectrum, damping)
         elif self.eliminated is not None:
-            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first], damping)
+            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)
         delta = self.scale * column(damping)
         return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
 
