@@ -78,6 +78,10 @@ class Space(ABC):
         """(b,) true where no step can reduce the violation, or None where the space cannot tell."""
         return None
 
+    def flat(self, position: Tensor, residual: Tensor) -> Tensor:
+        """(b,) true where the gradient of the scaled violation is nothing beside it: `stationary` made certain."""
+        raise NotImplementedError
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""
         return ()
@@ -275,6 +279,15 @@ class OutputSpace(Space):
         size = (residual.square() / self.scales()).sum(1).sqrt()
         bound = saved.d.norm(dim=1) * (residual.shape[1] + damping)
         return bound <= negligible(size.dtype) * size
+
+    def flat(self, position: Tensor, residual: Tensor) -> Tensor:
+        """The same by the gradient itself: far from the prediction scaled rows may be longer than they were there."""
+        weights = residual / self.scales()
+        gradient = self.others.vjp(position, weights[:, self.first :])
+        if self.eliminated is not None:
+            gradient = gradient + self.eliminated.vjp(position, weights[:, : self.first])
+        size = (residual * weights).sum(1).sqrt()
+        return (gradient.norm(dim=1) <= negligible(size.dtype) * size) & size.isfinite()
 
     def pull_start(self, v: Tensor) -> Tensor:
         return v
