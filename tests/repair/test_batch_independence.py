@@ -72,13 +72,13 @@ def check(constraints: sn.Constraints, y: Tensor, **options) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
-    exponent=st.integers(-3, 3),
+    exponent=st.sampled_from([-3, -1, 0, 0.5, 0.7, 1, 3]),
     spread=st.sampled_from([0.1, 1.0, 3.0]),
     seed=st.integers(0, 1000),
     damping=st.sampled_from(DAMPINGS),
     rescue=st.booleans(),
 )
-def test_any_set(kind: str, exponent: int, spread: float, seed: int, damping: sn.Damping, rescue: bool) -> None:
+def test_any_set(kind: str, exponent: float, spread: float, seed: int, damping: sn.Damping, rescue: bool) -> None:
     constraints = KINDS[kind](10.0**exponent, seed)
     check(constraints, draw(BATCH, SIZE, seed=seed + 2, scale=spread), damping=damping, rescue=rescue, max_steps=40)
 

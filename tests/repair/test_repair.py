@@ -255,14 +255,18 @@ class TestFailures:
         least = 1 / torch.linalg.inv(risk).sum()
         simplex = sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 6), equals=1.0)
         for share in (0.5, 0.9):
-            solution = sn.repair(simplex & sn.Quadratic(risk.unsqueeze(0), upper=share * least), self.y6, damping=damping)
+            solution = sn.repair(
+                simplex & sn.Quadratic(risk.unsqueeze(0), upper=share * least), self.y6, damping=damping
+            )
             assert (solution.status == sn.Status.STALLED).all()
             assert (solution.steps < 100).all()
             assert (solution.violation < 0.5 * least + 0.01).all()
         generous = simplex & sn.Quadratic(risk.unsqueeze(0), upper=3 * risk.diagonal().min())
         assert sn.repair(generous, self.y6, damping=damping).converged.all()
 
-    @pytest.mark.parametrize("damping", [sn.Constant(0.0), sn.Constant(0.01), sn.Annealed(), sn.Annealed(0.01)], ids=str)
+    @pytest.mark.parametrize(
+        "damping", [sn.Constant(0.0), sn.Constant(0.01), sn.Annealed(), sn.Annealed(0.01)], ids=str
+    )
     def test_a_repair_that_fails_ends_at_the_best_point_seen(self, damping: sn.Damping) -> None:
         """Newton's steps for atan(y) = 0 run away from beyond 1.39, or cycle."""
         constraints = sn.Nonlinear(lambda y, x: y.atan(), rows=1, equals=0.0)

@@ -3,9 +3,9 @@ r"""`Loop`: the plain engine. Any constraints, any damping, any device; what a s
 $$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, $$
 $$ r = \mathrm{relu}(g - u) - \mathrm{relu}(l - g) $$
 
-A sample stops when its own max |r| is at most the tolerance, and is never moved again. One that does not get there ends at
-the best point that it saw, the one with the least max |r|. The steps are not unrolled: the loop writes them to a tape
-(`tape.py`), which is read backward.
+A sample stops when its own max |r| is at most the tolerance, and is never moved again. One that does not get there ends
+at the best point that it saw, the one with the least max |r|. The steps are not unrolled: the loop writes them to a
+tape (`tape.py`), which is read backward.
 """
 
 from __future__ import annotations
