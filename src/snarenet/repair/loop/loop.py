@@ -105,15 +105,15 @@ class Loop(Engine):
         trial, saved = s.space.step(s.position, s.residual, violated, s.level)
         r = residual(s.space.value(trial), s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
-        stalled, gain = s.space.stationary(s.residual, s.level, saved), None
+        stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
         if self.damping.searches:
             gain, unseen = _gain(s, violated, trial, r, saved)
         moved, status, stopped, look = None, s.status, False, self.tol > 0 and looks(k, self.damping, s.level)
         if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
             if stalled is not None and eager and bool(stalled.any()):
                 stalled = stalled & s.space.flat(s.position, s.residual)
-            causes = [stalled, unseen if gain is not None else None, idle(s.best, s.mark) if look else None]
-            moved, status = settle(s.status, s.worst, worst, gain, _any(causes), tol)
+            stalled = _any(stalled, unseen, idle(s.best, s.mark) if look else None)
+            moved, status = settle(s.status, s.worst, worst, gain, stalled, tol)
             stopped = eager and not bool((status == GOING).all())
             if eager and bool(moved.all()):
                 moved = None
@@ -176,10 +176,10 @@ class _Live(NamedTuple):
         return tuple(old.index_copy(0, self.samples, new) for old, new in zip(whole, mine, strict=True))
 
 
-def _any(causes: list[Tensor | None]) -> Tensor | None:
+def _any(*masks: Tensor | None) -> Tensor | None:
     """(B,) true where one of the masks is; None if there is none."""
-    masks = [mask for mask in causes if mask is not None]
-    return functools.reduce(torch.logical_or, masks) if masks else None
+    given = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_or, given) if given else None
 
 
 def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
