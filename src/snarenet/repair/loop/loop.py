@@ -108,7 +108,8 @@ class Loop(Engine):
         stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
         if self.damping.searches:
             gain, unseen = _gain(s, violated, trial, r, saved)
-        moved, status, stopped, look = None, s.status, False, self.tol > 0 and looks(k, self.damping, s.level)
+        moved, status, stopped = None, s.status, False
+        look = self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)
         if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
             if stalled is not None and eager and bool(stalled.any()):
                 stalled = stalled & s.space.flat(s.position, s.residual)

@@ -45,6 +45,7 @@ class Space(ABC):
 
     slack: float = 0.0  # how far rounding may move the residual between the last step and y
     traceable: bool = False  # can torch.compile trace its adjoint?
+    steady: bool = False  # is every step a contraction, so that slow progress is still progress?
 
     @abstractmethod
     def start(self, y: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class ConstraintSpace(Space):
     $T_k^\top b$, and the prediction's cotangent is $v - A^\top \sum q$.
     """
 
-    traceable = True
+    traceable = steady = True
 
     def __init__(self, spectrum: Spectrum) -> None:
         self.spectrum = spectrum
