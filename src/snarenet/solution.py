@@ -25,8 +25,8 @@ class Status(IntEnum):
 _MESSAGES = {
     Status.CONVERGED: "every constraint holds to the tolerance.",
     Status.MAX_STEPS: "the step limit came before the tolerance; allow more steps or a larger tolerance.",
-    Status.STALLED: "the violation has a (local) minimum above the tolerance; the set may be empty for this input.",
-    Status.NONFINITE: "the prediction or a constraint value was NaN or infinite.",
+    Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input.",
+    Status.NONFINITE: "the prediction or a constraint value was NaN or infinite, or the repair ran away from the set.",
 }
 
 

@@ -22,6 +22,7 @@ from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
+from snarenet.repair.repair import repair_with
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, STALLED
 from snarenet.testing import assert_equal, draw, textbook_repair
 
@@ -210,6 +211,32 @@ class EngineConformance:
         assert (status == CONVERGED).all()
 
 
+class CurvedConformance(EngineConformance):
+    """Rows are curved, and a step may overshoot."""
+
+    active = True
+
+    def constraints(self) -> sn.Constraints:
+        return ellipsoids()
+
+    def test_a_repair_that_fails_is_no_worse_than_it_began(self) -> None:
+        """From near the centre of a sphere Newton's step leads far beyond it; one step later nobody is back."""
+        sphere = sn.Quadratic(torch.ones(1, SIZE), equals=1.0).to(self.device)
+        size = torch.tensor([1e-6, 1e-3, 1e-2, 0.3, 3.0], dtype=torch.float64, device=self.device)
+        y = (self.inputs()[0].detach() * size.unsqueeze(1)).requires_grad_()
+        options, before = replace(self.options, damping=sn.Constant(1e-15), max_steps=2), sphere.violation(y)
+        self.check(choose(options, sphere.memo, sphere.at(y), y).engine)
+        solution = repair_with(options, sphere, y)
+        assert (solution.violation <= before).all()
+        assert_equal(sphere.violation(solution.value), solution.violation, 1e-12)
+        stayed = (solution.value == y).all(1)
+        assert stayed.tolist() == [True, True, True, False, False]
+        assert solution.status[0] == NONFINITE  # its violation grew from 1 to more than 1e8
+        (gradient,) = torch.autograd.grad(solution.value.sum(), y)
+        assert (gradient[stayed] == 1).all()
+        assert gradient.isfinite().all()
+
+
 @on_devices
 class TestLoopInConstraintSpace(EngineConformance):
     def constraints(self) -> sn.Constraints:
@@ -221,12 +248,7 @@ class TestLoopInConstraintSpace(EngineConformance):
 
 
 @on_devices
-class TestLoopInOutputSpace(EngineConformance):
-    active = True
-
-    def constraints(self) -> sn.Constraints:
-        return ellipsoids()
-
+class TestLoopInOutputSpace(CurvedConformance):
     def check(self, engine: Engine) -> None:
         assert isinstance(engine, Loop)
         assert isinstance(engine.space, OutputSpace)
@@ -237,6 +259,7 @@ class TestLoopWithASearch(TestLoopInOutputSpace):
 
     options = Options(damping=sn.Adaptive())
     test_equal_to_the_textbook = test_differences = test_too_few_steps = None
+    test_a_repair_that_fails_is_no_worse_than_it_began = None  # it takes no step that is
 
 
 @on_devices
@@ -258,12 +281,7 @@ class TestLinearKernelsStepByStep(TestLinearKernels):
 
 
 @on_devices
-class TestCurvedKernels(EngineConformance):
-    active = True
-
-    def constraints(self) -> sn.Constraints:
-        return ellipsoids()
-
+class TestCurvedKernels(CurvedConformance):
     def check(self, engine: Engine) -> None:
         assert isinstance(engine, CurvedKernels)
 

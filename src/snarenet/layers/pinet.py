@@ -209,10 +209,10 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
         y, hit = ctx.saved_tensors
         lifted, v, n = ctx.lifted, gradients[0], y.shape[1]
-        ones = torch.ones(len(y), len(lifted.equal), dtype=y.dtype, device=y.device)
-        active = torch.cat([ones, hit[:, n:].abs()], 1)
+        equal = torch.ones(len(y), len(lifted.equal), dtype=torch.bool, device=y.device)
+        active = torch.cat([equal, hit[:, n:] != 0], 1)
         box = EliminatedBox(hit[:, :n].abs(), 0.0) if len(lifted.box) else None
-        delta = torch.full_like(active, _SHIFT)
+        delta = torch.full_like(active, _SHIFT, dtype=y.dtype)
         p, to_prediction, to_box = Dual(lifted.active, y, active, delta, _SHIFT, box).adjoint(v)
         to_rows = v.new_zeros(len(y), ctx.rows)
         to_rows[:, torch.cat([lifted.equal, lifted.rest])] = p

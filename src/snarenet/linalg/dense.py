@@ -42,13 +42,21 @@ def _inverse_factor(matrix: Tensor) -> Tensor:
     return torch.cat([torch.cat([first, corner], -1), torch.cat([-(second @ below @ first), second], -1)], -2)
 
 
-def cholesky(matrix: Tensor) -> Tensor:
-    """The factor for `cholesky_solve`; a matrix singular to working precision gets the smallest shift it needs."""
+def cholesky(matrix: Tensor, active: Tensor | None = None, rows: int | None = None) -> Tensor:
+    """The factor for `cholesky_solve`; a matrix singular to working precision gets the smallest shift it needs.
+
+    The shift is measured by the diagonal of the `active` (B, m) rows alone, and by the number of `rows` that there are:
+    how many idle ones a matrix is filled up with depends on the rest of the batch.
+    """
     factor, info = cholesky_ex(matrix)
-    shift = 4 * torch.finfo(matrix.dtype).eps * matrix.shape[-1]
+    shift = 4 * torch.finfo(matrix.dtype).eps * (rows or matrix.shape[-1])
     while not tracing() and bool((info > 0).any()) and shift < 1:
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) * (info > 0).unsqueeze(-1)
-        factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed((shift * diagonal).expand(matrix.shape[:-1])))
+        left = (info > 0).nonzero().squeeze(1)  # the others keep the factor that they have
+        again = matrix[left]
+        used = torch.ones_like(again[..., 0]) if active is None else active[left].to(matrix)
+        mean = (again.diagonal(dim1=-2, dim2=-1) * used).sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+        found, code = torch.linalg.cholesky_ex(add_to_diagonal(again, shift * mean))
+        factor, info = factor.index_copy(0, left, found), info.index_copy(0, left, code)
         shift *= 100
     if _inverted(factor):
         eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

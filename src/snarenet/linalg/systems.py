@@ -50,7 +50,7 @@ class Dual(System):
     Args:
         map: the rows that were not eliminated, linearised at y.
         y: (B, n).
-        active: (B, m), 1 for rows in use and 0 for the others, or None for all.
+        active: (B, m), true for rows in use, or None for all. Nothing of another row enters, be it infinite.
         delta: (B, m) damping of each row, `damping` times its scale.
         damping: the scalar damping, a number or (B,).
         eliminated: rows solved for beforehand, if any.
@@ -72,7 +72,7 @@ class Dual(System):
         self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
         self.linear = map.linearize(y)
         self.weight = column(damping)
-        self.diagonal = delta if active is None else delta * active + (1 - active)
+        self.diagonal = delta if active is None else torch.where(active, delta, 1.0)
         self.krylov = krylov
         self.places = None if active is None or krylov else places_of(active, factor)
         self.factor = None if krylov else (self._factor() if factor is None else factor)
@@ -83,18 +83,20 @@ class Dual(System):
             active, diagonal = active.gather(1, places), diagonal.gather(1, places)
         if places is not None and J.ndim == 3:
             J, places = rows_at(J, places), None
+        if places is None and active is not None and J.ndim == 3:
+            J = _rows_in_use(J, active)
         W = J if self.eliminated is None else self.eliminated.root(J)
         if places is not None and W.ndim == 3:  # what was eliminated differs from sample to sample
             W, places = rows_at(W, places), None
         gram = W @ W.mT
         if gram.ndim == 2:
             gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
-        if active is not None:
-            gram = (gram * active.unsqueeze(1)).mul_(active.unsqueeze(2))
-        return cholesky(add_to_diagonal(gram, diagonal))
+        if active is not None and J.ndim == 2:
+            gram = torch.where(active.unsqueeze(1) & active.unsqueeze(2), gram, 0.0)
+        return cholesky(add_to_diagonal(gram, diagonal), active, self.map.rows)
 
     def _mask(self, w: Tensor) -> Tensor:
-        return w if self.active is None else w * self.active
+        return w if self.active is None else torch.where(self.active, w, 0.0)
 
     def _shrink(self, v: Tensor) -> Tensor:
         return v if self.eliminated is None else self.eliminated.shrink(v)
@@ -148,10 +150,12 @@ class Primal(System):
         factor: Tensor | None = None,
     ) -> None:
         self.linear = map.linearize(y)
-        self.inverse = 1 / scale if active is None else active / scale
+        self.inverse, self.active = 1 / scale if active is None else torch.where(active, 1 / scale, 0.0), active
         self.weight = 1.0
         if factor is None:
             J = self.linear.jacobian
+            if active is not None and J.ndim == 3:
+                J = _rows_in_use(J, active)
             gram = (J.mT * self.inverse.unsqueeze(1)) @ J
             factor = cholesky(add_to_diagonal(gram, column(damping)))
         self.factor = factor
@@ -162,8 +166,17 @@ class Primal(System):
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
         d = self._solve(self.linear.vjp(residual * self.inverse))
-        return d, (residual - self.linear.jvp(d)) * self.inverse
+        return d, self._scaled(residual - self.linear.jvp(d))
 
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         e = self._solve(v)
-        return self.linear.jvp(e) * self.inverse, e, None
+        return self._scaled(self.linear.jvp(e)), e, None
+
+    def _scaled(self, w: Tensor) -> Tensor:
+        w = w * self.inverse
+        return w if self.active is None else torch.where(self.active, w, 0.0)
+
+
+def _rows_in_use(J: Tensor, active: Tensor) -> Tensor:
+    """J (B, m, n) with zeros for rows that are not in use: squares of one that is satisfied may overflow."""
+    return torch.where(active.unsqueeze(2), J, 0.0)

@@ -66,6 +66,7 @@ class Engine(ABC):
     """A way to take all steps of a repair."""
 
     traceable: bool = False  # can torch.compile trace its backward pass?
+    keeps_best: bool = False  # does a sample that does not converge end at the best point that it saw?
 
     @abstractmethod
     def run(self, batch: Batch, taped: bool) -> tuple[Outcome, Tape | None]:

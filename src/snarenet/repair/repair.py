@@ -16,7 +16,7 @@ from snarenet.repair.choose import choose
 from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
 from snarenet.repair.start.nearest import approach
-from snarenet.repair.stopping import CONVERGED, GOING
+from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
 from snarenet.tracing import tracing, without_grad
 
@@ -119,7 +119,23 @@ def _attempt(options: Options, constraints: Constraints, instance: Instance, y: 
     violation = _violation(instance, value)
     reached = finite & (violation <= options.tol)  # certain only now: engines round, and may be stricter than needed
     status = torch.where(reached, CONVERGED, torch.where(status == CONVERGED, GOING, status))
-    return _Judged(value, status, steps, violation)
+    judged = _Judged(value, status, steps, violation)
+    # kernels keep no point but the last: what they made worse is set back to where it began
+    return judged if engine.keeps_best or options.tol == 0 or tracing() else _no_worse(judged, instance, y)
+
+
+def _no_worse(judged: _Judged, instance: Instance, y: Tensor) -> _Judged:
+    """The same with y, and a word on those that ran away, where a sample that failed is worse than y was."""
+    failed = (judged.status != CONVERGED).nonzero().squeeze(1)
+    if not len(failed):
+        return judged
+    before, after = _violation(instance.select(failed), y[failed]), judged.violation[failed]
+    lost = failed[ran_away(judged.value[failed].detach(), after, y[failed].detach(), before)]
+    status = judged.status.index_fill(0, lost, NONFINITE)
+    worse = failed[before < after]
+    value = judged.value.index_copy(0, worse, y[worse])
+    violation = judged.violation.index_copy(0, worse, before[before < after])
+    return _Judged(value, status, judged.steps, violation)
 
 
 def _violation(instance: Instance, y: Tensor) -> Tensor:

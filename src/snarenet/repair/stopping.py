@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from snarenet.constraints.base import largest
+from snarenet.damping import Damping
 from snarenet.solution import Status
 
 # plain numbers: a compiled loop does not compare tensors with members of an enum
@@ -16,6 +18,10 @@ CONVERGED, GOING, STALLED, NONFINITE = (
 
 _ROUNDING = 256  # in units of the precision: what rounding may do to a residual
 _SHORTEST = 1e-3  # least length of a row that makes its tolerance stricter
+_LOOK = 40  # steps between two looks at the progress: a search may reject some 25 in a row
+_PROGRESS = 0.9  # what must be left at most, at the second look, of the least violation at the first
+_SMALL = 1e-3  # relative damping up to which a step is nearly Newton's, so that it should make progress
+_FAR = 1e8  # how many times larger a point or its violation is than the best one, if the repair ran away
 
 
 def judge(worst: Tensor, tol: float, broken: Tensor, stalled: Tensor | None) -> Tensor:
@@ -29,7 +35,7 @@ def judge(worst: Tensor, tol: float, broken: Tensor, stalled: Tensor | None) -> 
 def all_go_on(worst: Tensor, tol: float, stalled: Tensor | None) -> bool:
     """Did nobody converge, break or stall? The common case, in one look."""
     low, high = torch.aminmax(worst)
-    return bool(low > tol) and bool(high < math.inf) and (stalled is None or not bool(stalled.any()))
+    return float(low) > tol and float(high) < math.inf and (stalled is None or not bool(stalled.any()))
 
 
 def settle(
@@ -52,6 +58,22 @@ def settle(
         moved, broken = moved & (gain > 0), torch.zeros_like(broken)
     after = judge(torch.where(moved, worst, before), tol, broken, stalled)
     return moved, torch.where(going, after, status)
+
+
+def looks(step: int, damping: Damping, level: float | Tensor) -> bool:
+    """Is it time to look at the progress? With a large damping none is expected yet."""
+    due = step > 0 and step % _LOOK == 0
+    return due and damping.relative and (isinstance(level, Tensor) or level <= _SMALL)
+
+
+def idle(best: Tensor, mark: Tensor) -> Tensor:
+    """(B,) true where the least violation so far, `best`, is hardly less than at the last look, `mark`."""
+    return best > _PROGRESS * mark
+
+
+def ran_away(position: Tensor, worst: Tensor, best_position: Tensor, best: Tensor) -> Tensor:
+    """(B,) true where a point is far beyond the best one seen, or its largest violation is."""
+    return (largest(position) > _FAR * (1 + largest(best_position))) | (worst > _FAR * best)
 
 
 def strictness(scales: Tensor, tol: float) -> Tensor:

@@ -3,12 +3,14 @@ r"""`Loop`: the plain engine. Any constraints, any damping, any device; what a s
 $$ y \leftarrow y - J^\top w, \qquad (J J^\top + \lambda_k D)\, w = r, $$
 $$ r = \mathrm{relu}(g - u) - \mathrm{relu}(l - g) $$
 
-A sample stops when its own max |r| is at most the tolerance, and is never moved again. The steps are not unrolled: the
-loop writes them to a tape (`tape.py`), which is read backward.
+A sample stops when its own max |r| is at most the tolerance, and is never moved again. One that does not get there ends
+at the best point that it saw, the one with the least max |r|. The steps are not unrolled: the loop writes them to a
+tape (`tape.py`), which is read backward.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -21,7 +23,19 @@ from snarenet.repair.engine import Batch, Engine, Outcome
 from snarenet.repair.loop.spaces import Space
 from snarenet.repair.loop.steps import Step
 from snarenet.repair.loop.tape import StepTape
-from snarenet.repair.stopping import CONVERGED, GOING, all_go_on, inner_tolerance, judge, settle, strictness
+from snarenet.repair.stopping import (
+    CONVERGED,
+    GOING,
+    NONFINITE,
+    all_go_on,
+    idle,
+    inner_tolerance,
+    judge,
+    looks,
+    ran_away,
+    settle,
+    strictness,
+)
 from snarenet.tracing import tracing
 
 
@@ -34,6 +48,8 @@ class Loop(Engine):
         tol: the tolerance.
         max_steps: limit on steps.
     """
+
+    keeps_best = True
 
     def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
         self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
@@ -62,9 +78,11 @@ class Loop(Engine):
                 if not len(live.status):
                     break
             live, stopped = self._step(k, live, eager, tape)
-        position, status, steps = live.write(whole)
-        if tape is not None:
-            tape.failures = eager and bool((status != CONVERGED).any())
+        position, status, steps, lasts = live.write(whole)
+        if tape is not None and not eager:
+            tape.mask(lasts)
+        elif tape is not None and bool((status != CONVERGED).any()):
+            tape.lasts = lasts
         return Outcome(self.space.finish(batch.y, position), status, steps), tape
 
     def _begin(self, batch: Batch, eager: bool) -> _Live:
@@ -78,7 +96,8 @@ class Loop(Engine):
         if strict is not None and eager and bool((strict == 1).all()):
             strict = None
         level, steps = damping.first(y), torch.zeros_like(status)
-        return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps)
+        best = position, worst, steps, torch.full_like(worst, math.inf)
+        return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
 
     def _step(self, k: int, s: _Live, eager: bool, tape: StepTape | None) -> tuple[_Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
@@ -86,12 +105,15 @@ class Loop(Engine):
         trial, saved = s.space.step(s.position, s.residual, violated, s.level)
         r = residual(s.space.value(trial), s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
-        stalled, gain = s.space.stationary(s.residual, s.level, saved), None
+        stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
         if self.damping.searches:
-            gain, idle = _gain(s, violated, trial, r, saved)
-            stalled = idle if stalled is None else idle | stalled
+            gain, unseen = _gain(s, violated, trial, r, saved)
         moved, status, stopped = None, s.status, False
-        if not (eager and gain is None and all_go_on(worst, tol, stalled)):
+        look = self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)
+        if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
+            if stalled is not None and eager and bool(stalled.any()):
+                stalled = stalled & s.space.flat(s.position, s.residual)
+            stalled = _any(stalled, unseen, idle(s.best, s.mark) if look else None)
             moved, status = settle(s.status, s.worst, worst, gain, stalled, tol)
             stopped = eager and not bool((status == GOING).all())
             if eager and bool(moved.all()):
@@ -102,9 +124,11 @@ class Loop(Engine):
         if tape is not None:
             below = s.residual < 0 if tape.bounds else None
             tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
-        level = self.damping.following(k, s.level, gain)
+        level, mark = self.damping.following(k, s.level, gain), s.best if look else s.mark
         steps = s.steps + (1 if eager else (s.status == GOING))
-        return s._replace(position=trial, residual=r, worst=worst, level=level, status=status, steps=steps), stopped
+        seen = worst if s.strictness is None else largest(r)
+        best = (trial, seen, steps) if self.tol == 0 else s.better(trial, seen, steps, eager)
+        return _Live(*s[:6], trial, r, worst, level, status, steps, *best, mark), stopped
 
 
 class _Live(NamedTuple):
@@ -122,6 +146,10 @@ class _Live(NamedTuple):
     level: float | Tensor  # the damping of the next step
     status: Tensor
     steps: Tensor
+    best_position: Tensor  # the one with the least violation so far
+    best: Tensor  # its largest violation
+    best_steps: Tensor  # the steps that led to it
+    mark: Tensor  # the least violation when the progress was looked at
 
     def select(self, keep: Tensor) -> _Live:
         """Some of these samples."""
@@ -129,18 +157,36 @@ class _Live(NamedTuple):
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
         return _Live(samples, self.space.select(keep), *rest)
 
+    def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""
+        better = seen < self.best
+        if eager and bool(better.all()):  # the common case
+            return position, seen, steps
+        best_position = torch.where(better.unsqueeze(1), position, self.best_position)
+        return best_position, torch.where(better, seen, self.best), torch.where(better, steps, self.best_steps)
+
     def write(self, whole: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """(position, status, steps) of the whole batch, with these samples brought up to date."""
-        mine = (self.position, self.status, self.steps)
+        """(position, status, steps, steps that led there) of the whole batch, with these samples brought up to date."""
+        done = self.status == CONVERGED
+        position = torch.where(done.unsqueeze(1), self.position, self.best_position)
+        lost = ran_away(self.position, self.worst, self.best_position, self.best)
+        status = torch.where(lost & ~done, NONFINITE, self.status)
+        mine = (position, status, self.steps, torch.where(done, self.steps, self.best_steps))
         if self.samples is None:
             return mine
         return tuple(old.index_copy(0, self.samples, new) for old, new in zip(whole, mine, strict=True))
+
+
+def _any(*masks: Tensor | None) -> Tensor | None:
+    """(B,) true where one of the masks is; None if there is none."""
+    given = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_or, given) if given else None
 
 
 def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
     """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
     scales = s.space.scales()
     before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
-    foreseen = s.space.predict(s.position, trial, s.residual, saved) * violated
+    foreseen = torch.where(violated, s.space.predict(s.position, trial, s.residual, saved), 0.0)
     predicted = before - (foreseen.square() / scales).sum(1)
     return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before

@@ -45,6 +45,7 @@ class Space(ABC):
 
     slack: float = 0.0  # how far rounding may move the residual between the last step and y
     traceable: bool = False  # can torch.compile trace its adjoint?
+    steady: bool = False  # is every step a contraction, so that slow progress is still progress?
 
     @abstractmethod
     def start(self, y: Tensor) -> Tensor:
@@ -77,6 +78,10 @@ class Space(ABC):
     def stationary(self, residual: Tensor, damping: float | Tensor, saved: Any) -> Tensor | None:
         """(b,) true where no step can reduce the violation, or None where the space cannot tell."""
         return None
+
+    def flat(self, position: Tensor, residual: Tensor) -> Tensor:
+        """(b,) true where the gradient of the scaled violation is nothing beside it: `stationary` made certain."""
+        raise NotImplementedError
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""
@@ -115,7 +120,7 @@ class ConstraintSpace(Space):
     $T_k^\top b$, and the prediction's cotangent is $v - A^\top \sum q$.
     """
 
-    traceable = True
+    traceable = steady = True
 
     def __init__(self, spectrum: Spectrum) -> None:
         self.spectrum = spectrum
@@ -244,7 +249,7 @@ class OutputSpace(Space):
 
     def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Tensor | None = None) -> System:
         """The linear system of a step from y."""
-        active = violated.to(y.dtype) if self.active else None
+        active = violated if self.active else None
         others = None if active is None else active[:, self.first :]
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
             return Primal(self.others, y, others, self.scale, damping, factor)
@@ -252,7 +257,7 @@ class OutputSpace(Space):
         if self.spectrum is not None:
             eliminated = eliminate(self.spectrum, damping)
         elif self.eliminated is not None:
-            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first], damping)
+            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)
         delta = self.scale * column(damping)
         return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
 
@@ -275,6 +280,15 @@ class OutputSpace(Space):
         size = (residual.square() / self.scales()).sum(1).sqrt()
         bound = saved.d.norm(dim=1) * (residual.shape[1] + damping)
         return bound <= negligible(size.dtype) * size
+
+    def flat(self, position: Tensor, residual: Tensor) -> Tensor:
+        """The same by the gradient itself: far from the prediction scaled rows may be longer than they were there."""
+        weights = residual / self.scales()
+        gradient = self.others.vjp(position, weights[:, self.first :])
+        if self.eliminated is not None:
+            gradient = gradient + self.eliminated.vjp(position, weights[:, : self.first])
+        size = (residual * weights).sum(1).sqrt()
+        return (gradient.norm(dim=1) <= negligible(size.dtype) * size) & size.isfinite()
 
     def pull_start(self, v: Tensor) -> Tensor:
         return v

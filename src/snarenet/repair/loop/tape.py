@@ -20,19 +20,25 @@ class StepTape(Tape):
         space: that of the whole batch.
         bounds: do the bounds need gradients?
         steps: what was written so far.
-        failures: are there samples that did not converge?
+        lasts: (B,) how many steps led to the point that was returned; None if all samples converged.
     """
 
     def __init__(self, space: Space, bounds: bool) -> None:
         self.space, self.bounds = space, bounds
         self.steps: list[Step] = []
-        self.failures = False
+        self.lasts: Tensor | None = None
+
+    def mask(self, lasts: Tensor) -> None:
+        """Leave out steps after the one that led to the point that was returned; for tapes that cannot choose."""
+        for k, step in enumerate(self.steps):
+            led = lasts > k
+            self.steps[k] = step._replace(moved=led if step.moved is None else step.moved & led)
 
     def pull_back(self, y: Tensor, v: Tensor, wanted: tuple[Tensor, ...]) -> Gradients:
         space, batch = self.space, len(v)
         steps = self.steps
-        if self.failures:  # one that was given up, or rescued, may have gone too far for its steps to be pulled back
-            steps = self._without((v == 0).all(1))
+        if self.lasts is not None:  # one that was rescued may have gone too far for its steps to be pulled back
+            steps = self._up_to(torch.where((v == 0).all(1), 0, self.lasts))
         cotangent = space.pull_start(v)
         totals: list[Tensor | None] = [None] * len(wanted)
         lower = upper = scale = None
@@ -56,11 +62,11 @@ class StepTape(Tape):
         found_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
         return Gradients(found_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
 
-    def _without(self, dropped: Tensor) -> list[Step]:
-        """The steps without those of the samples that are marked in `dropped` (B,)."""
+    def _up_to(self, lasts: Tensor) -> list[Step]:
+        """The steps without those that a sample took after so many (B,)."""
         kept = []
-        for step in self.steps:
-            keep = (~(dropped if step.samples is None else dropped[step.samples])).nonzero().squeeze(1)
+        for k, step in enumerate(self.steps):
+            keep = ((lasts if step.samples is None else lasts[step.samples]) > k).nonzero().squeeze(1)
             if len(keep):
                 kept.append(step if len(keep) == len(step.violated) else step.select(keep))
         return kept

@@ -127,7 +127,7 @@ def _step(task: Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
         D = torch.maximum(weights + map.hessian_diagonal(multipliers), FLAT * weights)
         places = places_of(active, None)
         used = active if places is None else active.gather(1, places)
-        J = (J if places is None else rows_at(J, places)) * used.unsqueeze(2)
+        J = torch.where(used.unsqueeze(2), J if places is None else rows_at(J, places), 0.0)
         lifted = J / D.unsqueeze(1)
         system = lifted @ J.mT
         shift = torch.where(used, share * system.diagonal(dim1=1, dim2=2), 1.0)
