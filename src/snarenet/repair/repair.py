@@ -95,7 +95,8 @@ def _repair(
     if options.nearest:
         start = approach(constraints.memo, instance, start, options.nearest, weights)
     output = output_dtype(y.dtype)
-    asked = replace(options, tol=options.aim(output))
+    aim = options.aim(output)
+    asked = options if aim == options.tol else replace(options, tol=aim)
     out = _attempt(asked, constraints, instance, start, finite)
     if options.rescue and (options.damping, options.rows) != (Adaptive(), "active") and not tracing():
         failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
