@@ -11,7 +11,7 @@ from snarenet.model import MLP, ConstrainedModel
 from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.repair import repair
-from snarenet.solution import RepairError, RepairWarning, Solution, Status
+from snarenet.solution import PrecisionWarning, RepairError, RepairWarning, Solution, Status
 from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate, load_model
 
 try:
@@ -33,6 +33,7 @@ __all__ = [
     "Layer",
     "Linear",
     "Nonlinear",
+    "PrecisionWarning",
     "Problem",
     "Quadratic",
     "RepairError",

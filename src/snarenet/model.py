@@ -57,6 +57,7 @@ class ConstrainedModel(nn.Module):
 
     The network may have another precision than x: its input is cast to the dtype of its parameters, and its prediction
     back to the dtype of x, so that a float32 network with float64 inputs gives outputs feasible to float64 accuracy.
+    Under `torch.autocast` the network runs as it says and the layer does not; outputs are float32 at least.
 
     Args:
         net: any module from x to predictions (B, n).

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from enum import IntEnum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -23,10 +27,11 @@ class Status(IntEnum):
 
 
 _MESSAGES = {
-    Status.CONVERGED: "every constraint holds to the tolerance.",
+    Status.CONVERGED: "every constraint holds to the tolerance, or to what the precision can hold.",
     Status.MAX_STEPS: "the step limit came before the tolerance; allow more steps or a larger tolerance.",
     Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input.",
-    Status.NONFINITE: "the prediction or a constraint value was NaN or infinite, or the repair ran away from the set.",
+    Status.NONFINITE: "the prediction, a constraint value or the output in its precision was NaN or infinite, or the "
+    "repair ran away from the set.",
 }
 
 
@@ -34,11 +39,14 @@ class Solution(NamedTuple):
     """The repaired batch.
 
     Attributes:
-        value: (B, n) repaired outputs; differentiable.
+        value: (B, n) repaired outputs, in the dtype of the predictions, but at least float32; differentiable.
         raw: (B, n) the predictions that were repaired.
         status: (B,) integer codes of `Status`.
         steps: (B,) steps that each sample took.
-        violation: (B,) largest violation of any constraint by `value`; infinite where it is not a number.
+        violation: (B,) largest violation of any constraint by `value` as it is, in float64; infinite where it is not a
+            number.
+        allowance: (B,) zero where the tolerance decided. Where the dtype of `value` could not hold it: the violation
+            that rounding can cause there, which then stands in for the tolerance.
     """
 
     value: Tensor
@@ -46,17 +54,25 @@ class Solution(NamedTuple):
     status: Tensor
     steps: Tensor
     violation: Tensor
+    allowance: Tensor
 
     @property
     def converged(self) -> Tensor:
-        """(B,) true where every constraint holds to the tolerance."""
+        """(B,) true where every constraint holds to the tolerance, or to what the precision can hold."""
         return self.status == Status.CONVERGED
 
     def describe(self) -> str:
         """A sentence or two on the samples that did not converge, or on the whole batch when all did."""
         failed = ~self.converged
         if not failed.any():
-            return f"all {len(self.status)} samples converged."
+            rounded = self.allowance > 0
+            if not rounded.any():
+                return f"all {len(self.status)} samples converged."
+            worst = f"{self.violation[rounded].max().item():.2e}"
+            return (
+                f"all {len(self.status)} samples converged, {int(rounded.sum())} of them to what float32 can hold "
+                f"(worst violation {worst})."
+            )
         parts = [f"{int(failed.sum())} of {len(failed)} samples were not repaired to the tolerance"]
         parts.append(f"(worst violation {self.violation[failed].max().item():.2e}).")
         for status in Status:
@@ -76,3 +92,21 @@ class RepairError(RuntimeError):
 
 class RepairWarning(UserWarning):
     """Issued when samples could not be repaired and `on_failure="warn"`."""
+
+
+class PrecisionWarning(RepairWarning):
+    """Issued when a tolerance is finer than what the precision of the output, or of the repair, can hold."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that led here."""
+    warnings.warn(message, category, stacklevel=_levels_up())
+
+
+def _levels_up() -> int:
+    """How many calls lie between a warning and the user's code: those of this package and of torch."""
+    inside = tuple(os.path.dirname(module.__file__ or "") for module in (sys.modules["snarenet"], torch))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -192,5 +192,5 @@ class TestHardNetPlusPlus:
         """Float32 and 500 steps; that reaches what float32 can hold."""
         layer = HardNetPlusPlusLayer(constraints(), **settings("hardnet++", "paper"))
         solution = layer.solve(Y.float(), X.float())
-        assert solution.violation.dtype == torch.float32
+        assert solution.violation.dtype == torch.float64
         assert solution.violation.max() < 1e-5

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.base import Instance, largest, residual
+from snarenet.constraints.base import Instance
 from snarenet.repair import Options
-from snarenet.solution import RepairError, RepairWarning, Solution, Status
+from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
+from snarenet.solution import RepairError, RepairWarning, Solution, Status, warn
 from snarenet.tracing import tracing
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -82,7 +80,7 @@ class Layer(nn.Module, ABC):
         """
 
     def forward(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Tensor:
-        """The outputs for predictions y, in the dtype of y; see `solve`."""
+        """The outputs for predictions y, in the dtype of y, but at least float32; see `solve`."""
         return self.solve(y, x, relax).value
 
     def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
@@ -90,44 +88,55 @@ class Layer(nn.Module, ABC):
 
         `relax` widens the bounds while the layer is in training mode; in eval mode the true set always holds.
         """
-        solution = self.repair(y, x, 0.0 if relax is None or not self.training else relax)
-        if self.on_failure != "ignore" and not tracing() and not bool(solution.converged.all()):
-            self._report(solution)
+        bounds = 0.0 if relax is None or not self.training else relax
+        solution = in_full_precision(self.repair, y, x, bounds)
+        self._report(solution)
         return solution
 
-    def judge(self, instance: Instance, value: Tensor, raw: Tensor, steps: Tensor | int) -> Solution:
-        """The solution that consists of these outputs: what they violate decides their status."""
-        with torch.no_grad():
-            worst = largest(residual(instance.map.value(value.detach()), instance.lower, instance.upper))
-            finite = worst.isfinite() & raw.detach().isfinite().all(1)
-            status = torch.where(worst <= self.tol, int(Status.CONVERGED), int(Status.MAX_STEPS))
-            status = torch.where(finite, status, int(Status.NONFINITE))
-            worst = torch.where(finite, worst, torch.inf)
-            steps = steps if isinstance(steps, Tensor) else torch.full_like(status, steps)
-        return Solution(value, raw, status, steps, worst)
+    def aim(self, y: Tensor) -> float:
+        """The violation at which to stop for predictions y, in float64: outputs are rounded afterwards."""
+        return self.options.aim(output_dtype(y.dtype))
 
-    def rounded(self, solution: Solution, instance: Instance, dtype: torch.dtype) -> Solution:
-        """The solution in the precision of the predictions; its violation is that of the rounded value."""
-        if solution.value.dtype == dtype:
-            return solution
-        value = solution.value.to(dtype)
-        again = self.judge(instance, value.to(solution.value.dtype), solution.raw, solution.steps)
-        return solution._replace(value=value, raw=solution.raw.to(dtype), violation=again.violation)
+    def judge(
+        self,
+        instance: Instance,
+        value: Tensor,
+        raw: Tensor,
+        steps: Tensor | int,
+        dtype: torch.dtype,
+        stalled: Tensor | None = None,
+    ) -> Solution:
+        """The solution that consists of these outputs, rounded: what they violate then decides their status.
+
+        Args:
+            instance: the constraints, in float64.
+            value: (B, n) outputs, in float64.
+            raw: (B, n) what they were made from; a sample of which it is not finite is NONFINITE.
+            steps: how many steps were taken.
+            dtype: that of the predictions.
+            stalled: (B,) true where further steps would not help; none unless given.
+        """
+        value = value.to(output_dtype(dtype))
+        status = torch.full((len(value),), int(Status.MAX_STEPS), device=value.device)
+        if stalled is not None:
+            status = torch.where(stalled, int(Status.STALLED), status)
+        violation, allowance, status = judge(instance, value, self.tol, torch.float64, status)
+        finite = raw.detach().isfinite().all(1)
+        status = torch.where(finite, status, int(Status.NONFINITE))
+        violation, allowance = torch.where(finite, violation, torch.inf), torch.where(finite, allowance, 0.0)
+        steps = steps if isinstance(steps, Tensor) else torch.full_like(status, steps)
+        return Solution(value, raw.to(value.dtype), status, steps, violation, allowance)
 
     def _report(self, solution: Solution) -> None:
-        message = (
-            f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "
-            f"(tol={self.tol:g}), or check that the set is not empty; `solve` returns the status of every sample."
-        )
-        if self.on_failure == "raise":
-            raise RepairError(message, solution)
-        warnings.warn(message, RepairWarning, stacklevel=_levels_up())
-
-
-def _levels_up() -> int:
-    """How many calls lie between a warning and the user's code: those of this package and of torch."""
-    inside = tuple(os.path.dirname(module.__file__ or "") for module in (sys.modules["snarenet"], torch))
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        level, frame = level + 1, frame.f_back
-    return level
+        """Warn or raise about samples that failed, as asked, and warn of a tolerance that the precision cannot hold."""
+        if self.on_failure == "ignore" or tracing():
+            return
+        if not bool(solution.converged.all()):
+            message = (
+                f"{solution.describe()} Try more steps (max_steps={self.max_steps}), a larger tolerance "
+                f"(tol={self.tol:g}), or check that the set is not empty; `solve` returns the status of every sample."
+            )
+            if self.on_failure == "raise":
+                raise RepairError(message, solution)
+            warn(message, RepairWarning)
+        tell(solution, self.tol)

@@ -100,22 +100,21 @@ class DC3Layer(Layer):
         instance = true.relaxed(relax)  # its equalities are met anyway
         start = self.completion.complete(torch.where(finite, work, 0.0), self.completion.right_side(true))
         rest = self.completion.remaining(instance)
-        value, steps = self._correct(rest, start, self.train_steps)
+        value, steps = self._correct(rest, start, self.train_steps, self.aim(y))
         if not self.training and self.test_steps:
             with torch.no_grad():
-                final, more = self._correct(rest, value.detach(), self.test_steps)
+                final, more = self._correct(rest, value.detach(), self.test_steps, self.aim(y))
             value, steps = value + (final - value.detach()), steps + more
         value, raw = (torch.where(finite, point, torch.nan) for point in (value, start))
-        solution = self.judge(instance, value, raw, steps)
-        return self.rounded(solution, instance, y.dtype)
+        return self.judge(instance, value, raw, steps, y.dtype)
 
-    def _correct(self, rest: Instance, y: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    def _correct(self, rest: Instance, y: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor]:
         """The point after at most so many steps, and how many each sample took."""
         taken = torch.zeros(len(y), dtype=torch.long, device=y.device)
         velocity = y.new_zeros(len(y), y.shape[1] - self.completion.rows)
         for _ in range(steps):
             r = residual(rest.map.value(y), rest.lower, rest.upper)
-            going = largest(r.detach()) > self.tol
+            going = largest(r.detach()) > tol
             if not tracing() and not bool(going.any()):
                 break
             gradient = 2 * self.completion.reduce(rest.map.vjp(y, r))

@@ -21,7 +21,7 @@ from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.lbfgs import InverseHessian
 from snarenet.repair import Options
 from snarenet.repair.options import check_count
-from snarenet.solution import Solution, Status
+from snarenet.solution import Solution
 
 _ARMIJO = 1e-4
 _FIRST = 0.1  # the first step, in gradients
@@ -81,13 +81,11 @@ class FSNetLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         work, finite, start, instance = self.constraints.prepare(y, x, relax)
-        value, steps, stalled = self._descend(instance, start)
+        value, steps, stalled = self._descend(instance, start, self.aim(y))
         value = torch.where(finite.unsqueeze(1), value, work)
-        solution = self.judge(instance, value, work, torch.where(finite, steps, 0))
-        status = torch.where(stalled & (solution.status == Status.MAX_STEPS), int(Status.STALLED), solution.status)
-        return self.rounded(solution._replace(status=status), instance, y.dtype)
+        return self.judge(instance, value, work, torch.where(finite, steps, 0), y.dtype, stalled)
 
-    def _descend(self, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _descend(self, instance: Instance, y: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """L-BFGS from y: (where it leads, the iterations of each sample, who stopped short of the set)."""
         everyone = torch.arange(len(y), device=y.device)
         steps, stalled = torch.zeros_like(everyone), torch.zeros_like(everyone, dtype=torch.bool)
@@ -96,7 +94,7 @@ class FSNetLayer(Layer):
         s = _Live(everyone, instance, y, *_measure(instance, y), hessian)
         moved = s.phi.isfinite()
         for k in range(self.max_steps):
-            done, flat = self._feasible(s), s.gradient.norm(dim=1) < self.gradient_tol
+            done, flat = self._feasible(s, tol), s.gradient.norm(dim=1) < self.gradient_tol
             stalled[s.samples] = ~done & (flat | ~moved)
             s = s.select((moved & ~done & ~flat).nonzero().squeeze(1))
             if not len(s.samples):
@@ -131,10 +129,10 @@ class FSNetLayer(Layer):
             length = torch.where(good, length, length / 2)
         return torch.where(good, length, 0.0).unsqueeze(1), good
 
-    def _feasible(self, s: _Live) -> Tensor:
+    def _feasible(self, s: _Live, tol: float) -> Tensor:
         """(b,) who need not go on."""
         if self.stop is None:
-            return largest(s.residual) <= self.tol
+            return largest(s.residual) <= tol
         return s.phi < self.stop[0 if self.training else 1]
 
     def extra_repr(self) -> str:

@@ -69,8 +69,7 @@ class HardNetLayer(Layer):
         work, finite, start, instance = self.constraints.prepare(y, x, relax)
         r = residual(instance.map.value(start), instance.lower, instance.upper)
         value = torch.where(finite.unsqueeze(1), start - transposed_times(self._inverse(instance.map, start), r), work)
-        solution = self.judge(instance, value, work, (r != 0).any(1).long())
-        return self.rounded(solution, instance, y.dtype)
+        return self.judge(instance, value, work, (r != 0).any(1).long(), y.dtype)
 
     def _inverse(self, map: Map, y: Tensor) -> Tensor:
         """The transposed pseudo-inverse of the rows, computed once where they are constant."""

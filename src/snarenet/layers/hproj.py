@@ -24,7 +24,7 @@ from snarenet.layers.base import Layer, OnFailure, Progress
 from snarenet.layers.completion import Completion, Partial
 from snarenet.layers.flow import Flow
 from snarenet.repair import Options
-from snarenet.solution import Solution, Status
+from snarenet.solution import Solution
 
 Bisect = Literal["infeasible", "all"]
 
@@ -113,17 +113,15 @@ class HProjLayer(Layer):
         steps = torch.zeros_like(finite, dtype=torch.long)
         ended = torch.zeros_like(finite)
         if not self.training:
-            chosen = finite if self.bisect == "all" else finite & ~self._feasible(raw, instance)
+            chosen = finite if self.bisect == "all" else finite & ~_feasible(raw, instance, self.aim(y))
             samples = chosen.nonzero().squeeze(1)
             if len(samples):
-                pulled, took, narrow = self._pull(share[samples], x[samples], instance.select(samples))
+                pulled, took, narrow = self._pull(share[samples], x[samples], instance.select(samples), self.aim(y))
                 value = raw.index_copy(0, samples, pulled)
                 steps, ended = steps.index_copy(0, samples, took), ended.index_copy(0, samples, narrow)
         instance = instance.relaxed(relax)
-        judged = self.judge(instance, value, raw, steps)
-        stalled = ended & (judged.status == int(Status.MAX_STEPS))  # even the centre is infeasible: no step would help
-        status = torch.where(stalled, int(Status.STALLED), judged.status)
-        return self.rounded(judged._replace(status=status), instance, y.dtype)
+        # where it ended even the centre is infeasible: no step would help
+        return self.judge(instance, value, raw, steps, y.dtype, stalled=ended)
 
     def pretrain(
         self,
@@ -182,7 +180,7 @@ class HProjLayer(Layer):
             "distortion": _DISTORTION * (logs.amax(2) - logs.amin(2)).sum(0).mean(),
         }
 
-    def _pull(self, share: Tensor, x: Tensor, instance: Instance) -> tuple[Tensor, Tensor, Tensor]:
+    def _pull(self, share: Tensor, x: Tensor, instance: Instance, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """Bisection: the outputs, the steps that each sample took, and whether its interval became narrow."""
         if not self.flow.initialised:
             raise RuntimeError("HProj has no invertible network yet: call `pretrain(inputs)` before use in eval mode")
@@ -202,7 +200,7 @@ class HProjLayer(Layer):
                 if not bool(going.any()):
                     break
                 alpha = 0.1 * low + 0.9 * high
-                feasible = self._feasible(output(alpha), instance)
+                feasible = _feasible(output(alpha), instance, tol)
                 low = torch.where(going & feasible, alpha, low)
                 high = torch.where(going & ~feasible, alpha, high)
                 steps += going
@@ -226,11 +224,12 @@ class HProjLayer(Layer):
         """The complete y (B, n) whose partial variables stand at these shares of the box."""
         return self.completion.complete(self.box * (2 * share - 1), self.completion.right_side(instance))
 
-    def _feasible(self, y: Tensor, instance: Instance) -> Tensor:
-        return largest(_residual(y.detach(), instance)) <= self.tol  # False where it is NaN
-
     def extra_repr(self) -> str:
         return f"box={self.box:g}, bisect={self.bisect!r}, tol={self.tol:g}, max_steps={self.max_steps}"
+
+
+def _feasible(y: Tensor, instance: Instance, tol: float) -> Tensor:
+    return largest(_residual(y.detach(), instance)) <= tol  # False where it is NaN
 
 
 def _residual(y: Tensor, instance: Instance) -> Tensor:

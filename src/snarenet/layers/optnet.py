@@ -23,7 +23,7 @@ from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.quadratic import Quadratic
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Options
-from snarenet.solution import Solution, Status
+from snarenet.solution import Solution
 
 Array = NDArray[np.float64]
 Mode = Literal["dense", "lsqr", "lsmr"]
@@ -84,14 +84,7 @@ class OptNetLayer(Layer):
             alike = (finite & (kinds == kind).all(1)).nonzero().squeeze(1)
             for samples, found in self._solve(program, start, instance, alike):
                 value, failed[samples] = value.index_copy(0, samples, found), False
-        status = self._judge(instance, value, y, failed).status
-        value = value.to(y.dtype)
-        return self._judge(instance, value.to(torch.float64), y, failed)._replace(value=value, status=status)
-
-    def _judge(self, instance: Instance, value: Tensor, y: Tensor, failed: Tensor) -> Solution:
-        solution = self.judge(instance, value, y, 1)
-        status = torch.where(failed & ~solution.converged, int(Status.STALLED), solution.status)
-        return solution._replace(status=status)
+        return self.judge(instance, value, y, 1, y.dtype, stalled=failed)
 
     def _solve(self, program: _Program, y: Tensor, instance: Instance, samples: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The samples that the solver succeeds on with their projections: all at once, else one by one."""

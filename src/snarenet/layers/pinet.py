@@ -89,11 +89,9 @@ class PiNetLayer(Layer):
             tuple(self.constraints.buffers()),
             lambda: _Lifted(instance, work),
         )
-        splitting = _Splitting(lifted, self.omega, self.sigma, self.tol, self.max_steps)
+        splitting = _Splitting(lifted, self.omega, self.sigma, self.aim(y), self.max_steps)
         value, steps = _Project.apply(splitting, work, instance.lower, instance.upper)  # pyright: ignore
-        status = self.judge(instance, value, y, steps).status
-        value = value.to(y.dtype)
-        return self.judge(instance, value.to(torch.float64), y, steps)._replace(value=value, status=status)
+        return self.judge(instance, value, y, steps, y.dtype)
 
     def extra_repr(self) -> str:
         return f"omega={self.omega:g}, sigma={self.sigma:g}, tol={self.tol:g}, max_steps={self.max_steps}"

@@ -31,7 +31,7 @@ class SnareLayer(Layer):
         rescue: repair samples that did not converge once more, from their predictions, with active rows and `Adaptive`
             damping, before they count as failed.
         on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
-        dtype: precision of the repair, float64 unless given.
+        dtype: precision of the repair, float64 unless given; that of outputs is that of y, but at least float32.
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.
         store_factors: keep factors for the backward pass; see `repair`.
         nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
@@ -95,6 +95,7 @@ class SnareLayer(Layer):
         if self.record and self._can_record(y, x, relax):
             solution = self._replay(y, x)
             if solution is not None:
+                self._report(solution)
                 return solution
         return super().solve(y, x, relax)
 
@@ -120,10 +121,11 @@ class SnareLayer(Layer):
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
             solution = repair_with(options, self.constraints, y, x, 0.0, self.weights)
-            return solution.value, solution.status, solution.steps, solution.violation, solution.converged.all()
+            value, _, *rest = solution
+            return value, *rest, solution.converged.all()
 
         found = self._recorder(call, *([y] if x is None else [y, x]), key=options)
-        return None if found is None or not bool(found[4]) else Solution(found[0], y, *found[1:4])
+        return None if found is None or not bool(found[-1]) else Solution(found[0], y, *found[1:-1])
 
     def extra_repr(self) -> str:
         asked = self.options

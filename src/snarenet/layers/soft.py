@@ -13,6 +13,7 @@ from torch import Tensor
 from snarenet.constraints import Constraints
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Options, repair_with
+from snarenet.repair.precision import output_dtype
 from snarenet.solution import Solution
 
 
@@ -53,7 +54,8 @@ class SoftLayer(Layer):
         if self._projects:
             return repair_with(self.options, self.constraints, y, x, relax)
         work, _, start, instance = self.constraints.prepare(y.detach(), x, relax)
-        return self.judge(instance, start, work, 0)._replace(value=y, raw=y)
+        value = y.to(output_dtype(y.dtype))
+        return self.judge(instance, start, work, 0, y.dtype)._replace(value=value, raw=value)
 
     @property
     def _projects(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from snarenet.repair.engine import Batch, Engine, Outcome
+from snarenet.repair.precision import without_autocast
 from snarenet.tracing import without_grad
 
 
@@ -47,5 +48,7 @@ class _Repair(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
-        found = ctx.tape.pull_back(ctx.saved_tensors[0], gradients[0], ctx.wanted)
+        y = ctx.saved_tensors[0]
+        with without_autocast(y.device):  # a loss may be differentiated inside it
+            found = ctx.tape.pull_back(y, gradients[0], ctx.wanted)
         return None, None, found.y, found.lower, found.upper, *found.tensors

@@ -50,11 +50,21 @@ class Options:
             raise ValueError(f"`dtype` must be torch.float32 or torch.float64, but got {self.dtype}")
         if not self.tol >= 0 or math.isinf(self.tol):
             raise ValueError(f"`tol` must be a finite number >= 0, but got {self.tol!r}")
-        if 0 < self.tol < 8 * torch.finfo(self.dtype).eps:
+        if 0 < self.tol < self._finest:
             raise ValueError(
                 f"`tol` = {self.tol:g} is finer than {self.dtype} can keep; "
                 "use at least 1e-5 for float32, 1e-14 for float64"
             )
+
+    @property
+    def _finest(self) -> float:
+        """The least tolerance that the repair's precision can keep."""
+        return 8 * torch.finfo(self.dtype).eps
+
+    def aim(self, output: torch.dtype) -> float:
+        """What to stop at for outputs of this dtype: half the tolerance, if rounding to it may cost the other half."""
+        rounds = torch.finfo(output).eps > torch.finfo(self.dtype).eps
+        return max(self.tol / 2, min(self.tol, self._finest)) if rounds else self.tol
 
     @property
     def krylov(self) -> ConjugateGradients | None:

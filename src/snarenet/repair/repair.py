@@ -15,6 +15,7 @@ from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import choose
 from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
+from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.repair.start.nearest import approach
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
@@ -61,14 +62,17 @@ def repair(
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
             problems.
         store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
-        dtype: precision of the repair, float64 unless given; values come back in the dtype of y.
+        dtype: precision of the repair, float64 unless given. Values come back in the dtype of y, but at least in
+            float32; a tolerance that this cannot hold is judged by what it can, with a `PrecisionWarning`.
     """
     options = Options(
         as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64
     )
     if not nearest or not isinstance(weights, Tensor):  # their numbers are checked once, where they are used
         check_weights(weights, nearest)
-    return repair_with(options, constraints, y, x, relax, weights)
+    solution = repair_with(options, constraints, y, x, relax, weights)
+    tell(solution, tol)
+    return solution
 
 
 def repair_with(
@@ -79,20 +83,34 @@ def repair_with(
     relax: float | Tensor = 0.0,
     weights: Tensor | None = None,
 ) -> Solution:
-    """`repair` with options that were checked before."""
+    """`repair` with options that were checked before; it warns of nothing."""
+    return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights), y, x)
+
+
+def _repair(
+    options: Options, constraints: Constraints, y: Tensor, x: Any, relax: float | Tensor, weights: Tensor | None
+) -> Solution:
+    """The whole course, without autocast."""
     work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
     if options.nearest:
         start = approach(constraints.memo, instance, start, options.nearest, weights)
-    out = _attempt(options, constraints, instance, start, finite)
+    output = output_dtype(y.dtype)
+    aim = options.aim(output)
+    asked = options if aim == options.tol else replace(options, tol=aim)
+    out = _attempt(asked, constraints, instance, start, finite)
     if options.rescue and (options.damping, options.rows) != (Adaptive(), "active") and not tracing():
         failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
         if len(failed):
-            gentle = replace(options, damping=Adaptive(), rows="active")
+            gentle = replace(asked, damping=Adaptive(), rows="active")
             again = _attempt(gentle, constraints, instance.select(failed), start[failed], finite[failed])
             out = out.improved(failed, again)
-    value = torch.where(finite.unsqueeze(1), out.value, work).to(y.dtype)
-    violation = out.violation if y.dtype == options.dtype else _violation(instance, value.to(options.dtype))
-    return Solution(value, y, out.status, out.steps, torch.where(finite, violation, math.inf))
+    value = torch.where(finite.unsqueeze(1), out.value, work).to(output)
+    violation, allowance, status = out.violation, torch.zeros_like(out.violation), out.status
+    if output != torch.float64 or options.dtype != torch.float64:  # what is returned is not what was judged
+        if options.dtype != torch.float64:
+            instance = constraints.at(start.to(torch.float64), x).relaxed(relax)
+        violation, allowance, status = judge(instance, value, options.tol, options.dtype, status)
+    return Solution(value, y, status, out.steps, torch.where(finite, violation, math.inf), allowance)
 
 
 class _Judged(NamedTuple):

@@ -174,7 +174,8 @@ class _Solved:
     def solve(self, x: Any, relax: float | Tensor | None = None) -> Solution:
         """These solutions, whatever x is."""
         steps = torch.zeros(len(self.value), dtype=torch.long)
-        return Solution(self.value, self.value, torch.full_like(steps, int(Status.CONVERGED)), steps, steps.double())
+        none = steps.double()
+        return Solution(self.value, self.value, torch.full_like(steps, int(Status.CONVERGED)), steps, none, none)
 
 
 def _solvers(problem: Problem, out: Path, reference: Tensor | None) -> tuple[list[Contender], list[str]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
+CHUNK = 2**24  # numbers that one vectorised pass for the Jacobian may hold (128 MiB in float64)
 
 
 def times(matrix: Tensor, v: Tensor) -> Tensor:
@@ -69,6 +70,13 @@ class Map(ABC):
     def row_norms(self, y: Tensor) -> Tensor:
         """Squared lengths of the rows of J(y): (B, rows)."""
         return self.jacobian(y).square().sum(-1).expand(y.shape[0], self.rows)
+
+    def magnitudes(self, y: Tensor) -> Tensor:
+        """(B, rows) sum_j |J_ij(y) y_j|: what row i may change by if each entry of y changes by its own size."""
+        if torch.compiler.is_compiling():  # the size of a traced batch is not known
+            return times(self.jacobian(y).abs(), y.abs())
+        few = torch.arange(len(y), device=y.device).split(max(1, CHUNK // max(1, self.rows * y.shape[1])))
+        return torch.cat([times(self.select(some).jacobian(y[some]).abs(), y[some].abs()) for some in few])
 
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         """(B, n) the diagonal of the Hessian of <weights, g>, for maps with `diagonal_hessian`."""

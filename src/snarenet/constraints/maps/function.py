@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from snarenet.constraints.data import describe, select_inputs
 from snarenet.constraints.maps.base import (
+    CHUNK,
     ExplicitLinearization,
     Linearization,
     Map,
@@ -22,7 +23,8 @@ from snarenet.constraints.maps.base import (
     transposed_times,
 )
 
-_JACOBIAN_CHUNK = 2**24  # numbers that one vectorised pass for the Jacobian may hold (128 MiB in float64)
+_PROBES = 8  # random directions that estimate what rows too many for a Jacobian may change by
+_SPREAD = 4.0  # times the mean square of those changes: more than rounding, which has random signs, ever makes of it
 
 
 class FunctionMap(Map):
@@ -56,7 +58,7 @@ class FunctionMap(Map):
         if torch.compiler.is_exporting():
             return self._exported_jacobian(y)
         compiling = torch.compiler.is_compiling()  # the size of a traced batch is not known
-        chunk = None if compiling else max(1, _JACOBIAN_CHUNK // max(1, batch * max(n, self.rows)))
+        chunk = None if compiling else max(1, CHUNK // max(1, batch * max(n, self.rows)))
         if self.rows <= n:  # one backward pass per row
             _, pull, *_ = torch.func.vjp(self.value, y)
             rows = torch.eye(self.rows, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
@@ -64,6 +66,13 @@ class FunctionMap(Map):
         columns = torch.eye(n, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
         push = lambda t: torch.func.jvp(self.value, (y,), (t,))[1]  # noqa: E731
         return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
+
+    def magnitudes(self, y: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or self.rows * y.shape[1] <= CHUNK:
+            return super().magnitudes(y)
+        signs = torch.randint(0, 2, (_PROBES, y.shape[1]), generator=torch.Generator().manual_seed(0)).to(y) * 2 - 1
+        linear = self.linearize(y)
+        return _SPREAD * torch.stack([linear.jvp(y * z).square() for z in signs]).mean(0).sqrt()
 
     def _given(self, y: Tensor, jacobian: Callable[[Tensor, Any], Tensor]) -> Tensor:
         J = jacobian(y, self.x)

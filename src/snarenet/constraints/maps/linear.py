@@ -33,6 +33,9 @@ class LinearMap(Map):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         return transposed_times(self.A, weights)
 
+    def magnitudes(self, y: Tensor) -> Tensor:
+        return times(self.A.abs(), y.abs())
+
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         return weights.new_zeros(len(weights), self.A.shape[-1])
 
@@ -77,6 +80,9 @@ class IdentityMap(Map):
 
     def row_norms(self, y: Tensor) -> Tensor:
         return torch.ones_like(y)
+
+    def magnitudes(self, y: Tensor) -> Tensor:
+        return y.abs()
 
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         return torch.zeros_like(weights)

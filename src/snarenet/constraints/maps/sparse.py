@@ -52,6 +52,12 @@ class SparseMap(LinearMap):
     def row_norms(self, y: Tensor) -> Tensor:
         return self._norms.expand(y.shape[0], self.rows)
 
+    def magnitudes(self, y: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and self.constant:  # as in `_product`
+            return super().magnitudes(y)
+        (rows, columns), sizes = self._matrix.indices, self._matrix.values.to(y.dtype).abs()
+        return y.new_zeros(len(y), self.rows).index_add(1, rows, sizes * y.abs()[:, columns])
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return ()
 

@@ -57,6 +57,9 @@ class StackedMap(Map):
     def row_norms(self, y: Tensor) -> Tensor:
         return _join([part.row_norms(y) for part in self.parts], y.new_empty(y.shape[0], 0))
 
+    def magnitudes(self, y: Tensor) -> Tensor:
+        return _join([part.magnitudes(y) for part in self.parts], y.new_empty(y.shape[0], 0))
+
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         pieces = zip(self.parts, weights.split(self.sizes, 1), strict=True)
         return torch.stack([part.hessian_diagonal(own) for part, own in pieces]).sum(0)
