@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,13 @@ from snarenet.reference import solve
 from snarenet_lab import cli as lab_cli
 from snarenet_lab import sweep as sweeping
 from snarenet_lab.experiments.compare import Plan, compare
-from snarenet_lab.sweep import TrainingJob, results, run_job, sweep
+from snarenet_lab.sweep import TrainingJob, _attempt_there, results, run_job, sweep
 
 SIZES = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
 CONFIG = sn.TrainConfig(epochs=2, width=8, batch=40, checkpoint_seconds=0.0)
-LONG = CONFIG.replace(epochs=120, validate_every=120)  # some seconds: time to be killed in
+HELD = CONFIG.replace(epochs=8, validate_every=8)
+MIDDLE = 4  # the epoch in which `held_there` waits
+PATIENCE = 300.0  # seconds, for machines with much else to do
 STORE = 80 * 2**20  # bytes of a node's object store; Ray wants no less
 
 
@@ -204,39 +207,75 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-class Disturbance(threading.Thread):
-    """Does something when all jobs, one on each node, are in the middle of their training."""
+def held_there(task: tuple) -> list[str]:
+    """In the place of `_attempt_there`: tells when it is in the middle of the training, and waits to be let go on."""
+    import ray
+
+    _, ((which,), out, *_) = task
+
+    def hold(line: dict) -> None:
+        if line["epoch"] == MIDDLE:
+            with (out / f"{which.name}.held").open("a") as file:  # a line for every attempt
+                file.write(f"{os.getpid()} {ray.get_runtime_context().get_node_id()}\n")
+            wait_until((out / "go").exists, PATIENCE)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweeping, "Trainer", partial(sn.Trainer, callbacks=[hold]))
+        return _attempt_there(task)
+
+
+class Disturbance:
+    """Does something while all jobs, one on each node, are held in the middle of their training; then lets them go."""
 
     def __init__(
-        self, cluster: TwoNodes, out: Path, jobs: list[TrainingJob], act: Callable[[list[int]], object]
+        self,
+        cluster: TwoNodes,
+        out: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        act: Callable[[dict[int, str]], list[int]],
     ) -> None:
-        super().__init__()
-        self.cluster, self.out, self.jobs, self.act = cluster, out, jobs, act
-        self.epochs: list[int] = []
-        self.begun: list[int] = []
-        self.start()
+        monkeypatch.setattr(sweeping, "_attempt_there", held_there)
+        self.out, self.jobs, self.act = out, [job(0, HELD), job(1, HELD)], act
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(self._disturb)
+            assert sweep(self.jobs, out, cluster=cluster.address, quiet=True) == {}
+            self.begun = done.result()
 
-    def run(self) -> None:
-        files = [self.out / job.name / "metrics.jsonl" for job in self.jobs]
-        wait_until(lambda: all(file.exists() and file.read_bytes().count(b"\n") > 5 for file in files))
-        self.begun = self.beginnings()
-        self.epochs = [file.read_bytes().count(b"\n") for file in files]
-        self.act(self.cluster.workers("_attempt_there"))
+    def _disturb(self) -> list[int]:
+        try:
+            wait_until(lambda: all(self.attempts()), PATIENCE)
+            begun = self.beginnings()
+            ended = self.act({int(pid): node for (line,) in self.attempts() for pid, node in [line.split()]})
+            assert len(ended) == 1
+            wait_until(lambda: not alive(ended[0]))  # before its run is given to another process
+            return begun
+        finally:
+            (self.out / "go").touch()
+
+    def attempts(self) -> list[list[str]]:
+        """The process and node of every attempt at each job."""
+        files = [self.out / f"{job.name}.held" for job in self.jobs]
+        return [file.read_text().splitlines() if file.exists() else [] for file in files]
 
     def beginnings(self) -> list[int]:
         """When the runs were begun; going on with one leaves this file alone."""
         return [(self.out / job.name / "environment.json").stat().st_mtime_ns for job in self.jobs]
 
     def check(self, undisturbed: Path) -> None:
-        """All is as if nothing had happened, and no run was begun twice."""
-        self.join()
-        assert [5 < epochs < LONG.epochs - 5 for epochs in self.epochs] == [True, True], "too early or too late"
+        """One job was attempted twice; all is as if nothing had happened, and no run was begun twice."""
+        assert sorted(len(lines) for lines in self.attempts()) == [1, 2]
         assert self.beginnings() == self.begun
         for each in self.jobs:
             run_job(each, undisturbed, "cpu", quiet=True)
             assert weights(self.out, each) == weights(undisturbed, each)
             epochs = [line["epoch"] for line in sn.Run.open(self.out / each.name).metrics()]
-            assert epochs == list(range(1, LONG.epochs + 1))
+            assert epochs == list(range(1, HELD.epochs + 1))
+
+
+def alive(pid: int) -> bool:
+    """Is there such a process, which is not merely waiting to be buried?"""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def span(seconds: float) -> tuple[str, float, float]:
@@ -325,34 +364,24 @@ class TestWork:
             assert there.summary | {"seconds": None} == here.summary | {"seconds": None}
             assert weights(tmp_path / "there", there.job) == weights(tmp_path / "here", here.job)
 
-    def test_a_worker_is_killed(self, cluster: TwoNodes, tmp_path: Path) -> None:
-        killed = []
+    def test_a_worker_is_killed(self, cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def kill(workers: dict[int, str]) -> list[int]:
+            first = next(iter(workers))
+            os.kill(first, signal.SIGKILL)
+            return [first]
 
-        def kill(workers: list[int]) -> None:
-            os.kill(workers[0], signal.SIGKILL)
-            killed.append(len(workers))
+        Disturbance(cluster, tmp_path, monkeypatch, kill).check(tmp_path / "undisturbed")
 
-        jobs = [job(0, LONG), job(1, LONG)]
-        disturbance = Disturbance(cluster, tmp_path, jobs, kill)
-        assert sweep(jobs, tmp_path, cluster=cluster.address, quiet=True) == {}
-        disturbance.check(tmp_path / "undisturbed")
-        assert killed == [2]
-
-    def test_a_node_is_lost(self, cluster: TwoNodes, tmp_path: Path) -> None:
-        lost = []
-
-        def lose(workers: list[int]) -> None:
+    def test_a_node_is_lost(self, cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lose(workers: dict[int, str]) -> list[int]:
+            there = [pid for pid, node in workers.items() if node == cluster.second.node_id]
             cluster.remove_node()
-            lost.append(len(workers))
+            return there
 
-        jobs = [job(0, LONG), job(1, LONG)]
-        disturbance = Disturbance(cluster, tmp_path, jobs, lose)
         try:
-            assert sweep(jobs, tmp_path, cluster=cluster.address, quiet=True) == {}
-            disturbance.check(tmp_path / "undisturbed")
+            Disturbance(cluster, tmp_path, monkeypatch, lose).check(tmp_path / "undisturbed")
         finally:
             cluster.add_node()
-        assert lost == [2]
 
     def test_references_are_as_without_a_cluster(self, cluster: TwoNodes, tmp_path: Path) -> None:
         pytest.importorskip("casadi")

@@ -51,6 +51,19 @@ def weights(run: sn.Run) -> dict[str, Tensor]:
     return run.read_tensors("model.safetensors")[0]
 
 
+def torchrun(script: Path) -> None:
+    """Run the script in two processes, with patience: on a busy machine each needs its time to import torch."""
+    patient = "--rdzv-conf=read_timeout=600,keep_alive_interval=60,heartbeat_timeout=60"
+    options = ["--standalone", patient, "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr  # all of it: the cause comes before what torchrun makes of it
+
+
 def assert_same_weights(a: sn.Run, b: sn.Run) -> None:
     first, second = weights(a), weights(b)
     assert first.keys() == second.keys()
@@ -503,9 +516,7 @@ model = chosen.build(family)
 sn.Trainer(chosen, {str(tmp_path / "two")!r}, quiet=True).fit(model, family)
 if not lead: save_file(model.state_dict(), {str(tmp_path / "other.safetensors")!r})
 """)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr[-2000:]
+        torchrun(script)
         run = sn.Run.open(tmp_path / "two")
         assert run.kept() == Kept(2, 4, Score(0, 1.0, 2, 10))
         other = load_file(tmp_path / "other.safetensors")
@@ -740,9 +751,7 @@ import torch; torch.set_num_threads(1)
 import test_training as t
 t.fit({str(tmp_path / "two")!r}, **{changes!r})
 """)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    torchrun(script)
     together = sn.Run.open(tmp_path / "two")
     for one, two in zip(alone.metrics(), together.metrics(), strict=True):
         for name in ("loss", "objective", "violation", "relax"):
