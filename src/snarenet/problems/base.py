@@ -133,5 +133,5 @@ def uniform(count: int, low: Tensor, high: Tensor, generator: torch.Generator) -
 def check_sizes(least: int = 1, **sizes: int) -> None:
     """Raise unless each is a whole number of at least `least` that an array can have as its size."""
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**31:
-            raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2^31, but got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**32:
+            raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2^32, but got {value!r}")

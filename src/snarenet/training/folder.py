@@ -127,7 +127,8 @@ def _digest(tensors: Mapping[str, Tensor], state: str) -> str:
     digest = hashlib.sha256(state.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        if tensor.numel():
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
