@@ -126,6 +126,7 @@ class TestLock:
         with pytest.warns(UserWarning, match="cannot be locked .*this system has no flock"), hold(tmp_path):
             pass
 
+    @pytest.mark.slow
     def test_only_the_leader_locks(self, tmp_path: Path) -> None:
         """Two processes of torchrun on a folder, and a run that was cut off before its first checkpoint."""
         family = sn.problems.load("nclp", **SIZES)
