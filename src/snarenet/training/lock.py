@@ -29,25 +29,23 @@ def hold(folder: str | Path) -> Iterator[None]:
 
     Where a folder cannot be locked, on Windows and on some network disks, a warning says so.
     """
-    path = Path(folder) / _FILE
+    path, handle = Path(folder) / _FILE, None
     try:
         handle = _take(path)
     except BlockingIOError:
-        raise RunError(
-            f"{folder} is in use by {_holder(path)}: wait until that ends, or choose another folder"
-        ) from None
+        holder = _holder(path)
+        raise RunError(f"{folder} is in use by {holder}: wait until that ends, or choose another folder") from None
+    except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
     except (OSError, NotImplementedError) as error:
-        if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
-            raise RunError(f"cannot write {path}: {error.strerror}") from error
         warnings.warn(f"{folder} cannot be locked ({error}): let no other training write to it", stacklevel=3)
-        yield
-        return
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()  # while it is still held: `_take` sees that the file it had opened is gone
-        os.close(handle)
+        if handle is not None:
+            with suppress(OSError):
+                path.unlink()  # while it is still held: `_take` sees that the file it had opened is gone
+            os.close(handle)
 
 
 def _take(path: Path) -> int:

@@ -129,14 +129,14 @@ class Run(Folder):
     def begun(cls, path: str | Path) -> bool:
         """Is there a run to go on with? One that was stopped before its first checkpoint is removed.
 
-        So is what a kill has left of files that were being written. A model without its checkpoint is never removed.
+        So is what a kill has left of files that were being written. A model, or an evaluation, is never removed.
         """
         path = Path(path)
         for name in (_CONFIG, _ENVIRONMENT, _METRICS, _CHECKPOINT, _MODEL):
             remove_drafts(path / name)
         if cls.has_checkpoint(path):
             return True
-        if (path / _MODEL).exists():
+        if (path / _MODEL).exists() or (path / _EVALUATION).exists():
             raise RunError(f"{path} has a finished model, but no {_CHECKPOINT} to go on from: choose another folder")
         if cls.exists(path):
             cls.remove(path)

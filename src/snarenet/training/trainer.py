@@ -65,7 +65,7 @@ class Trainer:
         with ExitStack() as held:
             begun = False
             if group.leads:
-                Run.make_folder(folder) if resume is None else Run.check_begun(folder)
+                (Run.make_folder if resume is None else Run.check_begun)(folder)
                 held.enter_context(hold(folder))
                 begun = resume is not None and Run.begun(folder)
                 if resume is not None and not begun and not self.quiet:
