@@ -12,6 +12,7 @@ import torch
 
 import snarenet as sn
 from snarenet import cli
+from snarenet.training.lock import hold
 
 SIZES = ["--sizes", "size", "8", "inequalities", "3", "equalities", "2", "instances", "120"]
 SMALL = [*SIZES, "--epochs", "2", "--batch", "25", "--width", "16"]
@@ -112,10 +113,67 @@ def test_an_interrupt_says_how_to_go_on(
         (["report", "nowhere"], "holds no run", 1),
         (["train", "nclp", "--device", "gpu"], "`device` 'gpu' cannot be used here", 1),
         (["train", "nclp", "--batch", "0", "--engine", "none"], "`batch` must be at least 1", 2),
+        (["train", "nclp", "--depth", "-1"], "Error parsing config: `depth` must be >= 0", 2),
+        (["train", "nclp", "--max-steps", "-1"], "`max_steps` must be >= 0", 2),
+        (["train", "nclp", "--max-steps", "many"], "Error parsing --max-steps", 2),
+        (["train", "nclp", "--seed", "99999999999999999999"], "`seed` must be a whole number", 2),
+        (["train", "nclp", "--width", "9999999999999"], "not enough memory for this", 1),
+        (["train", "nclp", "--sizes", "sise", "5"], "'sise' is no size of nclp, which has size, inequalities", 1),
+        (["train", "nclp", "--sizes", "sise", "5"], "did you mean 'size'?", 1),
+        (["train", "cbf", "--sizes", "size", "5"], "'size' is no size of cbf, which has box, instances", 1),
+        (["train", "nclp", "--sizes", "size", "0"], "`size` must be a whole number, at least 1", 1),
+        (["train", "nclp", "--sizes", "instances", "0"], "`instances` must be a whole number, at least 1", 1),
+        (["train", "nclp", "--sizes", "instances", "1"], "nothing to train on: 1 instances leave none", 1),
+        (["train", "nclp", "--sizes", "size", "3", "equalities", "4"], "`equalities` must be at most `size` = 3", 1),
+        (["train", "cbf", "--sizes", "seed", "-1"], "`seed` must be a whole number, at least 0", 1),
+        (["train", "nclp", "--method", "dc3", "--relaxation", "adarel"], "`relaxation` must be 'none' for DC3", 1),
+        (["train", "nclp", "--resume", "nowhere"], "nowhere holds no run", 1),
+        (["demo", "--epochs", "-1"], "`epochs` must be >= 0", 1),
+        (["demo", "--sizes", "sise", "5"], "did you mean 'size'?", 1),
     ],
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str, code: int) -> None:
-    assert message in refused(capsys, *arguments, code=code)
+def test_mistakes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+    code: int,
+) -> None:
+    """They are noticed before any work: no reference is solved for, and no figure drawn."""
+    monkeypatch.setattr(cli, "solve", None)
+    monkeypatch.setattr(cli, "draw_demo", None)
+    said = refused(capsys, *arguments, code=code)
+    assert message in said
+    assert "tyro" not in said
+
+
+def test_training_that_breaks_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "train", "nclp", "--out", tmp_path / "run", "--engine", "none", *SMALL, "--lr", "1e30")
+    assert "snarenet: the training of seed 0 broke down in epoch 1: its weights are no longer numbers" in said
+
+
+def test_what_is_wrong_is_said_before_the_reference_solver_begins(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "solve", None)
+    assert "`tol` must be a finite number >= 0, but got -1.0" in refused(capsys, "evaluate", trained, "--tol", "-1")
+    assert "already holds a run" in refused(capsys, "train", "nclp", "--out", trained, *SMALL)
+    assert "lr was 0.005, not 1.0" in refused(capsys, "train", "nclp", "--resume", trained, *SMALL, "--lr", "1")
+    with hold(trained):
+        assert "in use by process" in refused(capsys, "train", "nclp", "--resume", trained, *SMALL)
+    monkeypatch.setitem(sys.modules, "cvxpylayers.torch", None)
+    said = refused(capsys, "train", "nclp", "--method", "optnet", "--out", tmp_path / "new", *SMALL)
+    assert "pip install" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_died_before_its_first_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, config = tmp_path / "run", sn.TrainConfig.recipe("best", "nclp", epochs=2, batch=25, width=16)
+    sizes = {name: int(size) for name, size in zip(SIZES[1::2], SIZES[2::2], strict=True)}
+    sn.Run.create(folder, config, sn.problems.load("nclp", **sizes))
+    run("train", "nclp", "--resume", folder, *SMALL, "--engine", "none")
+    assert "was stopped before its first checkpoint, and begins anew" in capsys.readouterr().err
+    assert len(sn.Run.open(folder).metrics()) == 2
 
 
 def test_no_solver_costs_only_the_gap(

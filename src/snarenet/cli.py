@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -63,12 +64,14 @@ def train(
     """
     family = _load(problem, sizes, device)
     folder = resume or out or default_folder(family)
-    callbacks = [write_tensorboard(folder / "tensorboard")] if tensorboard else []
-    trainer = Trainer(
-        config, folder, callbacks=callbacks, reference=_objective(find_reference(family, "valid", engine))
-    )
+    model, trainer = config.build(family), Trainer(config, folder)
+    if _leads():
+        trainer.check(model, family, resume)  # before the reference solver, which may take minutes
+    if tensorboard:
+        trainer.callbacks = [write_tensorboard(folder / "tensorboard")]
+    trainer.reference = _objective(find_reference(family, "valid", engine))
     try:
-        run = trainer.fit(config.build(family), family, resume)
+        run = trainer.fit(model, family, resume)
     except KeyboardInterrupt:
         raise RunError(f"stopped; go on with the same command and --resume {folder}") from None
     if _leads():
@@ -85,8 +88,10 @@ def evaluate_run(
 ) -> None:
     """Evaluate a trained model at any tolerance, next to a reference solver."""
     opened = Run.open(run)
+    tol = opened.config.test_tol if tol is None else tol
+    opened.config.options(tol)  # says what is wrong with it before the reference solver begins
     problem = opened.load_problem().to(find_device(device))
-    _evaluate(opened, problem, split, opened.config.test_tol if tol is None else tol, engine)
+    _evaluate(opened, problem, split, tol, engine)
 
 
 def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
@@ -108,10 +113,10 @@ def demo(
 
     NCLP has 100 variables, 50 linear inequalities, 50 equalities and a non-convex objective: the paper's first problem.
     """
-    figure = draw_demo(out / "two_disks.png", seed)
-    run_folder = _unused(out / "nclp")
     problem = _load("nclp", sizes, "cpu")
     config = TrainConfig.recipe("best", "nclp", epochs=epochs, seed=seed)
+    figure = draw_demo(out / "two_disks.png", seed)
+    run_folder = _unused(out / "nclp")
     trainer = Trainer(config, run_folder, reference=_objective(find_reference(problem, "valid", "ipopt")))
     run = trainer.fit(config.build(problem), problem)
     _evaluate(run, problem, "test", config.test_tol, "ipopt")
@@ -218,12 +223,20 @@ def main(arguments: list[str] | None = None) -> None:
             raise ImportError(f"{command} is a command of {_MISSING}")
         if missing:
             about += f" {', '.join(missing)}: commands of {_MISSING}."
-        tyro.extras.subcommand_cli_from_dict(commands, prog="snarenet", description=about, args=arguments)
+        if command in commands:  # by itself: among others tyro's errors name a field that only tyro knows
+            tyro.cli(commands[command], prog=f"snarenet {command}", args=arguments[1:])
+        else:
+            tyro.extras.subcommand_cli_from_dict(commands, prog="snarenet", description=about, args=arguments)
     except KeyboardInterrupt:
         say("snarenet: stopped", error=True)
         raise SystemExit(130) from None
-    except (RunError, ValueError, ImportError, OSError) as error:
+    except (RunError, ValueError, ImportError, OSError, FloatingPointError, MemoryError) as error:
         say(f"snarenet: {error}", error=True)
+        raise SystemExit(1) from None
+    except RuntimeError as error:
+        if not re.search("alloc|out of memory|overflow", str(error)):
+            raise
+        say(f"snarenet: not enough memory for this: {str(error).splitlines()[0]}", error=True)
         raise SystemExit(1) from None
 
 

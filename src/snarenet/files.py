@@ -23,3 +23,9 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def remove_drafts(path: Path) -> None:
+    """Remove what kills have left of earlier attempts to write `path`; nobody may be writing it."""
+    for draft in path.parent.glob(f".{path.name}.*.new"):
+        draft.unlink(missing_ok=True)

@@ -77,3 +77,32 @@ def test_objectives() -> None:
     torch.testing.assert_close(
         qcqp.objective(y, y)[1], 0.5 * (qcqp.square * y[1] ** 2).sum() + (qcqp.linear * y[1]).sum()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("nclp", {"sise": 5}, "'sise' is no size of nclp, .*did you mean 'size'"),
+        ("ncqcqp", {"equality": 5}, "did you mean 'equalities'"),
+        ("nclp", {"size": 8.0}, "`size` of nclp must be of type int, but got 8.0"),
+        ("nclp", {"size": True}, "`size` of nclp must be of type int, but got True"),
+        ("nclp", {"instances": 0}, "`instances` must be a whole number, at least 1"),
+        ("qcqp", {"equalities": 101}, "`equalities` must be at most `size` = 100"),
+        ("qcqp", {"curvature": [1.0, 0.0]}, "`curvature` must be a finite range"),
+        ("qcqp", {"curvature": [1.0]}, "`curvature` of qcqp must be of type"),
+        ("cbf", {"seed": "8"}, "`seed` of cbf must be of type int | None, but got '8'"),
+        ("cbf", {"dt": "8"}, "`dt` of cbf must be of type float"),
+        ("cbf", {"instances": -1}, "`instances` must be a whole number, at least 1"),
+    ],
+    ids=str,
+)
+def test_wrong_sizes(name: str, sizes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sn.problems.load(name, **sizes)
+
+
+def test_sizes_from_json() -> None:
+    """A run folder keeps them so: a pair comes back as a list."""
+    found = sn.problems.load("qcqp", size=6, equalities=2, inequalities=0, instances=3, curvature=[0, 0.1])
+    assert found.inputs.shape == (3, 2)
+    assert sn.problems.load("cbf", instances=4, horizon=1, seed=None).inputs.shape == (4, 6)

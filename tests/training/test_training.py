@@ -678,8 +678,9 @@ class TestMishaps:
     def test_a_run_without_a_checkpoint(self, tmp_path: Path) -> None:
         run = fit(tmp_path)
         (run.path / "checkpoint.safetensors").unlink()
-        with pytest.raises(sn.RunError, match="stopped before its first checkpoint"):
+        with pytest.raises(sn.RunError, match=r"a finished model, but no checkpoint\.safetensors to go on from"):
             fit(tmp_path, resume=tmp_path)
+        assert weights(run)  # is still there
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
     def test_a_full_or_read_only_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+import types
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, get_args, get_type_hints
 
 from snarenet.problems.base import Outcome, Problem
 from snarenet.problems.cbf import CBF
@@ -32,9 +35,35 @@ def names() -> list[str]:
 def load(name: str, **sizes: Any) -> Problem:
     """The family `name`; `sizes` (size, inequalities, equalities, instances, seed) replace its defaults."""
     if name not in _FAMILIES:
-        near = difflib.get_close_matches(name, _FAMILIES, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"`name` must be one of {', '.join(_FAMILIES)}, but got {name!r}{hint}")
+        raise ValueError(f"`name` must be one of {', '.join(_FAMILIES)}, but got {name!r}{_hint(name, _FAMILIES)}")
+    _check(name, sizes)
     problem = _FAMILIES[name](**sizes)
     problem.name, problem.sizes = name, sizes
     return problem
+
+
+def _check(name: str, sizes: dict[str, Any]) -> None:
+    """Raise unless the family has arguments of these names and kinds; which values make sense it says itself."""
+    family = _FAMILIES[name]
+    kinds = get_type_hints((family.func if isinstance(family, partial) else family).__init__)
+    known = list(inspect.signature(family).parameters)
+    for key, value in sizes.items():
+        if key not in known:
+            raise ValueError(f"{key!r} is no size of {name}, which has {', '.join(known)}{_hint(key, known)}")
+        if not _fits(value, kinds[key]):
+            kind = str(kinds[key]) if get_args(kinds[key]) else kinds[key].__name__
+            raise ValueError(f"`{key}` of {name} must be of type {kind}, but got {value!r}")
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if kinds := get_args(kind):  # of a tuple; JSON makes it a list
+        return isinstance(value, list | tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    number = {int: Integral, float: Real}.get(kind, kind)
+    return isinstance(value, number) and not isinstance(value, bool)
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -127,3 +128,10 @@ def uniform(count: int, low: Tensor, high: Tensor, generator: torch.Generator) -
     """(count, d) points of the box between low and high, both (d,)."""
     share = torch.rand(count, len(low), generator=generator, dtype=low.dtype, device=generator.device)
     return low + (high - low) * share
+
+
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Raise unless each is a whole number of at least `least` that an array can have as its size."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**32:
+            raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2^32, but got {value!r}")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from snarenet.constraints import Linear
 from snarenet.layers import SnareLayer
 from snarenet.model import ConstrainedModel
-from snarenet.problems.base import Model, Outcome, Problem, uniform
+from snarenet.problems.base import Model, Outcome, Problem, check_sizes, uniform
 
 _OBSTACLES = ((-5.0, 5.0, 2.0, 1.41), (-1.0, 3.0, 0.25, 1.41), (-9.0, 2.0, 1.0, 1.0))  # centre, radii
 _CORNERS = {1: (-5.5, -5.0, 7.5, 8.0), 2: (-8.5, -8.0, 5.5, 6.0)}  # lowest and highest px, then py
@@ -134,6 +134,8 @@ class CBF(Problem):
         super().__init__()
         if box not in _CORNERS:
             raise ValueError(f"`box` must be 1 or 2, but got {box!r}")
+        check_sizes(instances=instances)
+        check_sizes(0, seed=0 if seed is None else seed)
         if not (0 < dt <= horizon < math.inf) or not math.isclose(round(horizon / dt) * dt, horizon):
             raise ValueError(f"`horizon` must be a whole number of `dt` > 0, but got {horizon!r} and dt={dt!r}")
         self.size, self.dt, self.intervals = 2, dt, round(horizon / dt)

@@ -26,6 +26,7 @@ class NCLP(Separable):
         self, size: int = 100, inequalities: int = 50, equalities: int = 50, instances: int = 10_000, seed: int = 2025
     ) -> None:
         super().__init__()
+        self.check(size, inequalities, equalities, instances, seed)
         self.size = size
         draw = np.random.RandomState(seed)
         q, p = draw.random_sample(size), draw.random_sample(size)

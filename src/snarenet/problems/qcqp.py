@@ -8,6 +8,8 @@ numbers: both >= 0 gives a convex set, a negative lower one a non-convex set.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,6 +32,9 @@ class QCQP(Separable):
         seed: int = 2025,
     ) -> None:
         super().__init__()
+        self.check(size, inequalities, equalities, instances, seed)
+        if not -math.inf < curvature[0] <= curvature[1] < math.inf:
+            raise ValueError(f"`curvature` must be a finite range (low, high), but got {curvature!r}")
         self.size = size
         draw = np.random.RandomState(seed)
         q, p = 0.5 * draw.random_sample(size), draw.uniform(-1, 1, size)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.problems.base import Problem
+from snarenet.problems.base import Problem, check_sizes
 
 # Of the mean curvature: weights that are more even are easier to project with. On validation instances of `nclp` 0.3 is
 # as good as 0.1 after 40 epochs, in batches of 400 (1.9e-5), and better after 8 in batches of 200 (3.4e-4, 1.7e-3).
@@ -19,6 +19,13 @@ class Separable(Problem):
     square: Tensor
     linear: Tensor
     sine: Tensor
+
+    def check(self, size: int, inequalities: int, equalities: int, instances: int, seed: int) -> None:
+        """Raise unless there is such a family: more equalities than variables could not be kept."""
+        check_sizes(size=size, equalities=equalities, instances=instances)
+        check_sizes(0, inequalities=inequalities, seed=seed)
+        if equalities > size:
+            raise ValueError(f"`equalities` must be at most `size` = {size}, but got {equalities}")
 
     def store(self, inputs: np.ndarray, **terms: np.ndarray) -> None:
         """Keep the data: the inputs, and the coefficients `square`, `linear` and `sine` (0 unless given), each (n,)."""

@@ -119,7 +119,7 @@ def _obstacles(run: Run) -> np.ndarray | None:
     """The obstacles (K, 4) of the problem's constraints, if it is a known one and has any."""
     if run.problem_name not in problems.names():
         return None
-    obstacles = getattr(problems.load(run.problem_name, **run.sizes).constraints, "obstacles", None)
+    obstacles = getattr(run.make_problem().constraints, "obstacles", None)
     return None if obstacles is None else np.asarray(obstacles)
 
 

@@ -55,6 +55,13 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
+    def told(self, answer: bool) -> bool:
+        """The leader's answer, whatever the others'."""
+        answers = [answer]
+        if self.size > 1:
+            dist.broadcast_object_list(answers, 0)
+        return answers[0]
+
     def wait(self) -> None:
         """Wait for the others."""
         if self.size > 1:

@@ -1,6 +1,6 @@
-"""The run folder: the one place that knows its files and their formats.
+"""The run folder: the one place that knows its files and what is in them.
 
-Every file but metrics.jsonl is written whole or not at all.
+Every file but metrics.jsonl is written whole or not at all, see `folder.py`, and checked when it is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.files import write_whole
+from snarenet.files import remove_drafts
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem, load
+from snarenet.training import forms
 from snarenet.training.best import Kept
 from snarenet.training.config import TrainConfig
+from snarenet.training.folder import Folder, RunError, words
+from snarenet.training.forms import misfit
 from snarenet.training.parts.schedule import Keep
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
@@ -41,11 +43,7 @@ FILES = {
 }
 
 
-class RunError(RuntimeError):
-    """Something is wrong with a run folder; the message is one sentence for people."""
-
-
-class Run:
+class Run(Folder):
     """A training run on disk.
 
     Attributes:
@@ -57,37 +55,53 @@ class Run:
     """
 
     def __init__(self, path: Path, config: TrainConfig, problem_name: str, sizes: dict[str, Any], fingerprint: str):
-        self.path, self.config = path, config
-        self.problem_name, self.sizes, self.fingerprint = problem_name, sizes, fingerprint
+        super().__init__(path)
+        self.config, self.problem_name, self.sizes, self.fingerprint = config, problem_name, sizes, fingerprint
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, problem: Problem) -> Run:
         """A new folder for a run of `config` on `problem`."""
         path = Path(path)
-        if cls.exists(path):
-            raise RunError(f"{path} already holds a run; resume it, or choose another folder")
+        cls.check_new(path)
         run = cls(path, config, problem.name, dict(problem.sizes), fingerprint(problem))
+        cls.make_folder(path)
+        run.write_config()
+        run.write_json(_ENVIRONMENT, environment(problem.inputs.device))
+        return run
+
+    @staticmethod
+    def make_folder(path: str | Path) -> None:
+        """Make a folder for a run, unless it is there."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make the folder {path}: {error.strerror}") from error
-        run.write_json(_ENVIRONMENT, environment(problem.inputs.device))
-        run.write_config()
-        return run
+
+    @classmethod
+    def check_new(cls, path: str | Path) -> None:
+        """Raise if a folder holds a run."""
+        if cls.exists(path):
+            raise RunError(f"{path} already holds a run; resume it, or choose another folder")
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """The run in a folder."""
         path = Path(path)
+        saved = Folder(path).read_json(_CONFIG)
+        if saved is None:
+            raise RunError(f"{path} holds no run: it has no {_CONFIG}")
         try:
-            saved = json.loads((path / _CONFIG).read_text())
-            problem = saved["problem"]
-            config = TrainConfig.from_dict(saved["config"])
-            return cls(path, config, problem["name"], problem["sizes"], problem.get("fingerprint", ""))
-        except FileNotFoundError as error:
-            raise RunError(f"{path} holds no run: it has no {_CONFIG}") from error
+            problem, config = saved["problem"], TrainConfig.from_dict(saved["config"])
+            if said := misfit(problem, forms.PROBLEM, "'problem'"):
+                raise TypeError(said)
+            name, sizes, fingerprint = problem["name"], problem["sizes"], problem.get("fingerprint", "")
+            if None in (name, sizes, fingerprint):
+                raise TypeError("a part of 'problem' is null")
+            return cls(path, config, name, sizes, fingerprint)
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path / _CONFIG} was not written by this version of snarenet: {error}") from error
+            raise RunError(
+                f"{path / _CONFIG} is damaged or was not written by this version of snarenet: {words(error)}"
+            ) from error
 
     @staticmethod
     def exists(path: str | Path) -> bool:
@@ -99,11 +113,31 @@ class Run:
         """Does a folder hold a run that was evaluated, the last that is done about it?"""
         return Path(path, _EVALUATION).exists()
 
+    @staticmethod
+    def has_checkpoint(path: str | Path) -> bool:
+        """Does a folder hold a run that can go on?"""
+        return Path(path, _CHECKPOINT).exists()
+
+    @classmethod
+    def check_begun(cls, path: str | Path) -> None:
+        """Raise unless a folder holds a run, or nothing yet, as after a kill before the first file was there."""
+        empty = Path(path).is_dir() and all(file.name.startswith(".") for file in Path(path).iterdir())
+        if not cls.exists(path) and not empty:
+            raise RunError(f"{path} holds no run: it has no {_CONFIG}")
+
     @classmethod
     def begun(cls, path: str | Path) -> bool:
-        """Is there a run to go on with? One that was stopped before its first checkpoint is removed."""
-        if Path(path, _CHECKPOINT).exists():
+        """Is there a run to go on with? One that was stopped before its first checkpoint is removed.
+
+        So is what a kill has left of files that were being written. A model, or an evaluation, is never removed.
+        """
+        path = Path(path)
+        for name in (_CONFIG, _ENVIRONMENT, _METRICS, _CHECKPOINT, _MODEL):
+            remove_drafts(path / name)
+        if cls.has_checkpoint(path):
             return True
+        if (path / _MODEL).exists() or (path / _EVALUATION).exists():
+            raise RunError(f"{path} has a finished model, but no {_CHECKPOINT} to go on from: choose another folder")
         if cls.exists(path):
             cls.remove(path)
         return False
@@ -136,11 +170,18 @@ class Run:
         problem = {"name": self.problem_name, "sizes": self.sizes, "fingerprint": self.fingerprint}
         self.write_json(_CONFIG, {"problem": problem, "config": self.config.to_dict()})
 
+    def make_problem(self) -> Problem:
+        """The problem that the configuration names, whatever its data."""
+        try:
+            return load(self.problem_name, **self.sizes)
+        except (ValueError, MemoryError) as error:
+            raise RunError(f"{self.path / _CONFIG} names no problem: {words(error)}") from error
+
     def load_problem(self) -> Problem:
         """The problem, made anew."""
         if not self.problem_name:
             raise RunError(f"{self.path} is a run of a problem of your own: pass it as `problem`")
-        problem = load(self.problem_name, **self.sizes)
+        problem = self.make_problem()
         if fingerprint(problem) != self.fingerprint:
             raise RunError(f"{self.path}: the data of {self.problem_name!r} are not the same as when it was trained")
         return problem
@@ -159,20 +200,21 @@ class Run:
         model = self.config.build(problem)
         if net is not None:
             model = ConstrainedModel(net, model.layer)
+        name = _MODEL if keep is None and (self.path / _MODEL).exists() else _CHECKPOINT
+        weights = self.read_tensors(_MODEL)[0] if name == _MODEL else self._weights(keep)
         try:
-            model.load_state_dict(self._weights(keep))
+            model.load_state_dict(weights)
         except RuntimeError as error:
-            raise RunError(f"{self.path}: the saved weights do not fit the model: {error}") from error
+            raise RunError(f"{self.path / name}: the saved weights do not fit the model: {words(error)}") from error
         return model.eval()
 
     def _weights(self, keep: Keep | None) -> dict[str, Tensor]:
-        if keep is None and (self.path / _MODEL).exists():
-            return self.read_tensors(_MODEL)[0]
+        """Weights from the checkpoint."""
         groups, _ = self.read_checkpoint()
         if keep == "best" and "best" not in groups:
             raise RunError(f"{self.path} has no best weights: no validation found a feasible output")
         best = groups.get("best") if (keep or self.config.keep) == "best" else None
-        return best or groups.get("average") or groups["model"]
+        return best or groups.get("average") or groups.get("model", {})
 
     def save_model(self, model: ConstrainedModel, kept: Kept) -> None:
         """Write the weights of the finished model, and which they are."""
@@ -181,7 +223,12 @@ class Run:
     def kept(self) -> Kept | None:
         """Which weights the finished model has; None before it is finished, or where that was not noted yet."""
         saved = self.read_tensors(_MODEL)[1] if (self.path / _MODEL).exists() else {}
-        return Kept.from_dict(saved) if saved else None
+        try:
+            if said := misfit(saved, forms.KEPT):
+                raise TypeError(said)
+            return Kept.from_dict(saved) if saved else None
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{self.path / _MODEL} is damaged or not a model of snarenet: {words(error)}") from error
 
     def save_checkpoint(self, groups: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         """Write all that training needs to go on: groups of tensors, and some numbers.
@@ -193,14 +240,25 @@ class Run:
 
     def read_checkpoint(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """What `save_checkpoint` was given."""
+        if not (self.path / _CHECKPOINT).exists():
+            raise RunError(f"{self.path} has no {_CHECKPOINT}: the run was stopped before its first checkpoint")
         tensors, state = self.read_tensors(_CHECKPOINT)
-        if state.get("fingerprint") != self.fingerprint:
-            raise RunError(f"{self.path / _CHECKPOINT} belongs to another run")
         groups: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             group, dot, name = key.partition(".")
             groups.setdefault(group if dot else "", {})[name if dot else key] = tensor
+        said = misfit(state, forms.STATE, "its state")
+        if said or None in (state.get("epoch"), state.get("seconds")):
+            raise self.unfit(TypeError(said or "its epoch or its seconds are missing"))
+        if state.get("best") is not None and (set(state["best"]) != set(forms.SCORE) or "best" not in groups):
+            raise self.unfit(TypeError("its best weights or their score are not whole"))
+        if state.get("fingerprint") != self.fingerprint:
+            raise RunError(f"{self.path / _CHECKPOINT} belongs to another run")
         return groups, state
+
+    def unfit(self, error: Exception) -> RunError:
+        """What to raise where training cannot go on from the checkpoint, since `error` came of it."""
+        return RunError(f"{self.path / _CHECKPOINT} does not fit the model and its training: {words(error)}")
 
     def saved_epoch(self) -> int:
         """The epoch of the last checkpoint."""
@@ -214,11 +272,17 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """What `evaluate` found, in sum."""
-        return self.read_json(_EVALUATION)
+        found = self.read_json(_EVALUATION)
+        if said := misfit(found, forms.SUMMARY):
+            raise RunError(f"{self.path / _EVALUATION} is damaged or not an evaluation of snarenet: {said}")
+        return found
 
     def instances(self) -> dict[str, np.ndarray] | None:
         """What `evaluate` found, instance by instance."""
-        return self.read_arrays(_INSTANCES)
+        found = self.read_arrays(_INSTANCES)
+        if said := forms.misfit_of_arrays(found or {}):
+            raise RunError(f"{self.path / _INSTANCES} is damaged or not an evaluation of snarenet: {said}")
+        return found
 
     def environment(self) -> dict[str, Any] | None:
         """Where and with what the run was made."""
@@ -234,62 +298,6 @@ class Run:
         self.write_text(_REPORT, page)
         return self.report_path
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> None:
-        """Write tensors to a safetensors file, with some numbers in its header."""
-        from safetensors.torch import save
-
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self._write(name, lambda file: file.write(save(plain, {"state": json.dumps(state or {})})))
-
-    def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors and numbers of a safetensors file."""
-        from safetensors import SafetensorError, safe_open
-
-        path = self.path / name
-        if not path.exists():
-            raise RunError(f"{self.path} has no {name}: the run was stopped before its first checkpoint")
-        try:
-            with safe_open(path, "pt") as file:
-                state = json.loads(file.metadata()["state"])
-                return {key: file.get_tensor(key) for key in file.keys()}, state  # noqa: SIM118
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise RunError(f"{path} is damaged or not a checkpoint of snarenet: {error}") from error
-
-    def write_json(self, name: str, content: object) -> None:
-        """Write a JSON file."""
-        self.write_text(name, json.dumps(content, indent=1))
-
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file, if it is there."""
-        path = self.path / name
-        try:
-            return json.loads(path.read_text()) if path.exists() else None
-        except ValueError as error:
-            raise RunError(f"{path} must hold JSON, but it does not: {error}") from error
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file."""
-        self._write(name, lambda file: file.write(text.encode()))
-
-    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write arrays to an npz file."""
-        self._write(name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-
-    def read_arrays(self, name: str) -> dict[str, np.ndarray] | None:
-        """The arrays of an npz file, if it is there."""
-        path = self.path / name
-        if not path.exists():
-            return None
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-
-    def _write(self, name: str, write: Callable[[Any], object]) -> None:
-        path = self.path / name
-        try:
-            write_whole(path, write)
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror}; what was saved before is intact") from error
-
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the metrics."""
         try:
@@ -299,14 +307,22 @@ class Run:
             raise RunError(f"cannot write {self.path / _METRICS}: {error.strerror}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of the metrics; one that a kill cut off is left out."""
-        path = self.path / _METRICS
-        lines = []
-        for line in path.read_text().splitlines() if path.exists() else []:
+        """The lines of the metrics; the last is left out if a kill cut it off."""
+        path, lines = self.path / _METRICS, []
+        texts = (self.read_text(_METRICS) or "").splitlines()
+        for number, text in enumerate(texts, 1):
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+                line = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                if number == len(texts):
+                    break
+                raise RunError(f"{path} is damaged: line {number} is not JSON ({words(error)})") from error
+            said = misfit(line, forms.LINE)
+            if said or line is None or line.get("epoch") is None:
+                raise RunError(
+                    f"{path} is damaged: line {number} is not that of an epoch ({said or 'which is missing'})"
+                )
+            lines.append(line)
         return lines
 
     def rewind(self, epoch: int) -> None:

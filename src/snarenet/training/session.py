@@ -25,6 +25,17 @@ from snarenet.training.seeds import stack, windows
 from snarenet.training.step import Stepper
 
 
+def check_trainable(model: ConstrainedModel, problem: Problem, config: TrainConfig) -> None:
+    """Raise unless the model can be trained on the problem in this way: what only these three together can say."""
+    layer = model.layer
+    if not len(problem.split("train")):
+        raise ValueError(f"there is nothing to train on: {len(problem.inputs)} instances leave none for 'train'")
+    if config.relaxation != "none" and layer.predictions(problem.size) != problem.size:
+        raise ValueError(f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set")
+    if config.fresh:
+        problem.sample(1, torch.Generator(problem.inputs.device))
+
+
 @dataclass
 class Member:
     """One of the runs of a session, and what it has for itself.
@@ -88,11 +99,7 @@ class Session:
 
     def prepare(self, quiet: bool) -> None:
         """What comes before the first epoch: the method's own training, and the relaxation of the untrained network."""
-        layer, n = self.model.layer, self.problem.size
-        if self.config.relaxation != "none" and layer.predictions(n) != n:
-            raise ValueError(
-                f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set"
-            )
+        layer = self.model.layer
         begin = time.perf_counter()
         with pretraining(layer.title, quiet) as show:
             layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
@@ -204,27 +211,45 @@ class Session:
 
     def load(self) -> None:
         """Go on from the last checkpoints, all of the same epoch."""
-        optimizers = []
+        read = [member.run.read_checkpoint() for member in self.members]
+        for member, (groups, state) in zip(self.members, read, strict=True):
+            try:
+                self._restore(member, groups, state)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise member.run.unfit(error) from error
+        try:
+            self.stepper.load_state([groups.get("optimizer", {}) for groups, _ in read])
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise self.members[0].run.unfit(error) from error
         for member in self.members:
-            groups, state = member.run.read_checkpoint()
-            loose = groups[""]
-            member.model.load_state_dict(groups["model"])
-            optimizers.append(groups.get("optimizer", {}))
-            if self.average is not None:
-                member.evaluated.load_state_dict(groups["average"])
-                self.average.n_averaged.copy_(loose["averaged"])
-            if state.get("best") is not None:  # not in checkpoints of the first version
-                member.best.score, member.best.tensors = Score(**state["best"]), groups["best"]
-            member.relaxation.initial = loose["relaxation"]
-            member.generator.set_state(loose["generator"])
-            torch.set_rng_state(loose["random"])
-            if "random_cuda" in loose and self.device.type == "cuda":
-                torch.cuda.set_rng_state(loose["random_cuda"], self.device)
-            self.epoch, self.seconds = state["epoch"], state["seconds"]
             if self.group.leads:
                 member.run.rewind(self.epoch)
-        self.stepper.load_state(optimizers)
         self.group.wait()
+
+    def _restore(self, member: Member, groups: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        """Take over what a checkpoint says about a run; an error that names what does not fit."""
+        loose = groups[""]
+        member.model.load_state_dict(groups["model"])
+        if self.average is not None:
+            member.evaluated.load_state_dict(groups["average"])
+            self.average.n_averaged.copy_(loose["averaged"])
+        if state.get("best") is not None:  # not in checkpoints of the first version
+            member.best.score, member.best.tensors = Score(**state["best"]), groups["best"]
+            expected = {name: tensor.shape for name, tensor in member.model.state_dict().items()}
+            if {name: tensor.shape for name, tensor in groups["best"].items()} != expected:
+                raise ValueError("the best weights have other names or shapes than the model's")
+        if state["epoch"] and not groups.get("optimizer"):
+            raise ValueError("it has nothing of the optimizer")
+        if self.config.relaxation == "adarel":
+            rows = len(self.problem.equalities(self.data[:1]))
+            if loose["relaxation"].shape != (rows,):
+                raise ValueError(f"the relaxation must have {rows} rows, but has {tuple(loose['relaxation'].shape)}")
+        member.relaxation.initial = loose["relaxation"]
+        member.generator.set_state(loose["generator"])
+        torch.set_rng_state(loose["random"])
+        if "random_cuda" in loose and self.device.type == "cuda":
+            torch.cuda.set_rng_state(loose["random_cuda"], self.device)
+        self.epoch, self.seconds = state["epoch"], state["seconds"]
 
     def finish(self) -> list[Kept]:
         """Leave the chosen weights in the models, and on disk; says which they are."""

@@ -14,6 +14,7 @@ from snarenet.problems import Outcome, Problem
 from snarenet.repair.gpu.graphs import keeping_graphs
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
+from snarenet.training.muon import Muon
 
 
 class Totals:
@@ -152,13 +153,30 @@ class Stepper:
         if self.seeds > 1:  # numbers, such as AdamW's count of steps, are those of all
             tensors = {key: torch.stack([s[key] for s in states]) if t.ndim else t for key, t in tensors.items()}
         for k, optimizer in enumerate(self.optimizers):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             entries: dict[int, dict[str, Tensor]] = {}
             for key, tensor in tensors.items():
                 owner, i, name = key.split(".", 2)
                 if int(owner) == k:
                     entries.setdefault(int(i), {})[name] = tensor
+            for i, entry in entries.items():
+                _check_entry(type(optimizer), i, entry, parameters[i])
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+# What an optimizer keeps of a parameter: with less it would fail in its next step, or begin anew.
+_KEPT = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
+
+
+def _check_entry(kind: type, i: int, entry: dict[str, Tensor], parameter: Tensor) -> None:
+    """Raise unless an optimizer can go on with what was kept of its parameter i."""
+    if set(entry) != _KEPT[kind]:
+        raise ValueError(f"{kind.__name__} needs {sorted(_KEPT[kind])} of parameter {i}, but has {sorted(entry)}")
+    for name, tensor in entry.items():
+        if tensor.ndim and tensor.shape != parameter.shape:
+            shapes = f"shape {tuple(parameter.shape)}, but {name!r} has {tuple(tensor.shape)}"
+            raise ValueError(f"parameter {i} of {kind.__name__} has {shapes}")
 
 
 def _clip(parameters: list[torch.nn.Parameter], limit: float, seeds: int) -> None:

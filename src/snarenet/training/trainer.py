@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -14,10 +15,11 @@ from snarenet.model import ConstrainedModel
 from snarenet.problems import Problem
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
+from snarenet.training.lock import hold
 from snarenet.training.progress import Callback, progress, say
 from snarenet.training.run import Run, default_folder
 from snarenet.training.seeds import cannot_stack
-from snarenet.training.session import Session
+from snarenet.training.session import Session, check_trainable
 
 
 class Trainer:
@@ -50,14 +52,42 @@ class Trainer:
             model: the model, changed in place; on return it is in eval mode, with the weights that `config.keep` names
                 (averaged, if so configured); `Run.kept` says of which epoch they are.
             problem: the problem.
-            resume: the folder of a run to go on with, of the same configuration and problem.
+            resume: the folder of a run to go on with, of the same configuration and problem; it begins anew if it was
+                stopped before its first checkpoint.
+
+        The folder is locked meanwhile: an error if another training is in it.
         """
         group = Group.join(problem.inputs.device)
         if group.size > 1 and resume is None and self.out is None:
             raise ValueError("give `out` under torchrun: all processes must know the run folder")
-        run = self._open(resume or self.out or default_folder(problem), self.config, problem, group, resume is not None)
-        self._train([run], [model], problem, group, resume is not None)
+        check_trainable(model, problem, self.config)
+        folder = Path(resume or self.out or default_folder(problem))
+        with ExitStack() as held:
+            begun = False
+            if group.leads:
+                (Run.make_folder if resume is None else Run.check_begun)(folder)
+                held.enter_context(hold(folder))
+                begun = resume is not None and Run.begun(folder)
+                if resume is not None and not begun and not self.quiet:
+                    say(f"{folder}: the run was stopped before its first checkpoint, and begins anew")
+            begun = group.told(begun)
+            run = self._open(folder, self.config, problem, group, begun)
+            self._train([run], [model], problem, group, begun)
         return run
+
+    def check(self, model: ConstrainedModel, problem: Problem, resume: str | Path | None = None) -> None:
+        """Raise what `fit` would raise before it trains, and change nothing: for callers with long work to do first."""
+        check_trainable(model, problem, self.config)
+        if resume is not None:
+            Run.check_begun(resume)
+        folder = resume or self.out
+        if folder is None or not Path(folder).is_dir():
+            return
+        with hold(folder):
+            if resume is None:
+                Run.check_new(folder)
+            elif Run.has_checkpoint(folder):
+                Run.open(folder).resume(self.config, problem)
 
     def fit_seeds(
         self,
@@ -96,13 +126,18 @@ class Trainer:
             warnings.warn(f"the seeds are trained one after the other, since {reason}", stacklevel=2)
         runs: list[Run] = []
         together: dict[tuple[int, int], list[int]] = {}  # runs that were cut off at different epochs part
-        for k, (folder, config) in enumerate(zip(folders, configs, strict=True)):
-            begun = resume and Run.begun(folder)
-            runs.append(self._open(folder, config, problem, group, begun))
-            epoch = runs[k].saved_epoch() if begun else -1
-            together.setdefault((epoch, k if reason else 0), []).append(k)
-        for (epoch, _), some in together.items():
-            self._train([runs[k] for k in some], [models[k] for k in some], problem, group, epoch >= 0)
+        check_trainable(models[0], problem, self.config)
+        with ExitStack() as held:
+            for folder in folders:
+                Run.make_folder(folder)
+                held.enter_context(hold(folder))
+            for k, (folder, config) in enumerate(zip(folders, configs, strict=True)):
+                begun = resume and Run.begun(folder)
+                runs.append(self._open(folder, config, problem, group, begun))
+                epoch = runs[k].saved_epoch() if begun else -1
+                together.setdefault((epoch, k if reason else 0), []).append(k)
+            for (epoch, _), some in together.items():
+                self._train([runs[k] for k in some], [models[k] for k in some], problem, group, epoch >= 0)
         return runs
 
     def _open(self, out: str | Path, config: TrainConfig, problem: Problem, group: Group, resume: bool) -> Run:

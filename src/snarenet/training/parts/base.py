@@ -25,14 +25,16 @@ class Interval(NamedTuple):
         return self.low <= value < self.high or (self.closed and value == self.high)
 
 
-Count = Annotated[int, Interval(">= 0 and a whole number", 0)]
-Size = Annotated[int, Interval("at least 1 and a whole number", 1)]
+_LARGEST = 2**63  # what PyTorch can count to, and seed with
+
+Count = Annotated[int, Interval(">= 0 and a whole number", 0, _LARGEST)]
+Size = Annotated[int, Interval("at least 1 and a whole number", 1, _LARGEST)]
 Weight = Annotated[float, Interval(">= 0 and finite", 0.0)]
 Share = Annotated[float, Interval("in [0, 1)", 0.0, 1.0)]
 Ratio = Annotated[float, Interval("in [0, 1]", 0.0, 1.0, closed=True)]
 Seconds = Annotated[float, Interval(">= 0", 0.0, closed=True)]
 _PLAIN = {  # numbers without an interval of their own
-    int: Interval("a whole number", -math.inf),
+    int: Interval("a whole number", -_LARGEST, _LARGEST),
     float: Interval("a finite number", -sys.float_info.max),
 }
 
