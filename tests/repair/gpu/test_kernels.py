@@ -144,10 +144,15 @@ def test_nearest(monkeypatch, device: str, iterations: int) -> None:
 class TestProjection:
     """`search` against the plain search, each with its gradient."""
 
-    @pytest.mark.parametrize("build", [curved_set, without_equalities, cornered])
+    # the least number of samples, of seven, that are found within 12 and 50 iterations
+    @pytest.mark.parametrize(
+        ("build", "least"), [(curved_set, (7, 7)), (without_equalities, (1, 2)), (cornered, (1, 7))]
+    )
     @pytest.mark.parametrize("iterations", [3, 12, 50])
     @pytest.mark.parametrize("weighted", [False, True])
-    def test_equal_to_the_plain_one(self, monkeypatch, device: str, build: Build, iterations: int, weighted) -> None:
+    def test_equal_to_the_plain_one(
+        self, monkeypatch, device: str, build: Build, least: tuple[int, int], iterations: int, weighted: bool
+    ) -> None:
         found, n = [], build().size
         weights = torch.linspace(1, 3, n, dtype=torch.float64, device=device) if weighted else None
         for on in (True, False):
@@ -159,9 +164,10 @@ class TestProjection:
         assert_equal(mine.value, theirs.value, 1e-8)
         for g, h in zip(my_gradients, their_gradients, strict=True):
             assert_equal(g, h, 1e-6)
-        share = (mine.violation < 1e-9).double().mean()  # of those that were found
-        if (build, iterations) in ((curved_set, 12), (cornered, 50)):
-            assert share > 0.8
+        there = [(solution.value != solution.raw).any(1) for solution in (mine, theirs)]
+        assert torch.equal(*there)
+        assert mine.violation[there[0]].max() < 1e-9 if iterations > 3 else not there[0].any()  # too few to find any
+        assert there[0].sum() >= {12: least[0], 50: least[1]}.get(iterations, 0)
 
     @pytest.mark.parametrize("most", [None, 13])
     def test_little_memory(self, monkeypatch, device: str, most: int | None) -> None:
