@@ -643,6 +643,13 @@ class TestMishaps:
         with pytest.raises(sn.RunError, match=r"another configuration: lr was 0\.005, not 0\.02"):
             fit(tmp_path, resume=tmp_path, lr=0.02)
 
+    def test_how_nothing_is_measured_does_not_matter(self, tmp_path: Path) -> None:
+        fit(tmp_path / "exact", epochs=1)
+        assert fit(tmp_path / "exact", resume=tmp_path / "exact", epochs=1, relax_mode="train").metrics()
+        fit(tmp_path / "relaxed", epochs=1, relaxation="adarel")
+        with pytest.raises(sn.RunError, match="another configuration: relax_mode was 'eval', not 'train'"):
+            fit(tmp_path / "relaxed", resume=tmp_path / "relaxed", epochs=1, relaxation="adarel", relax_mode="train")
+
     def test_no_run_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(sn.RunError, match=r"holds no run: it has no config\.json"):
             sn.load_model(tmp_path)

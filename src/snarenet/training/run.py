@@ -159,6 +159,8 @@ class Run(Folder):
         free = {"validate_every", "checkpoint_seconds", "keep"}
         if config.schedule == "constant" and config.warmup == 0:
             free.add("epochs")
+        if config.relaxation != "adarel":
+            free.add("relax_mode")  # nothing is measured
         changed = [name for name in mine if mine[name] != given[name] and name not in free]
         if changed:
             told = "; ".join(f"{name} was {mine[name]!r}, not {given[name]!r}" for name in changed)
