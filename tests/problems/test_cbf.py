@@ -34,7 +34,7 @@ class Plain:
         self.relaxed.append(relax)
         y = self.correction(x)
         zeros = x.new_zeros(len(x))
-        return sn.Solution(y, y + 1, zeros.long(), zeros.long() + 10 - len(self.sizes), zeros)
+        return sn.Solution(y, y + 1, zeros.long(), zeros.long() + 10 - len(self.sizes), zeros, zeros)
 
 
 def control(*rows: list[float]) -> Plain:
@@ -316,6 +316,7 @@ def test_copy_and_empty_batch() -> None:
     assert [tuple(field.shape) for field in empty] == [(0,), (0,), (0,), (0,), (0, 3), (0,), (0,), (0,)]
 
 
+@pytest.mark.filterwarnings("ignore::snarenet.solution.PrecisionWarning")
 def test_float32_states() -> None:
     problem = sn.problems.load("cbf", instances=10, horizon=0.04)
     model, x = small_model(problem), near(4)

@@ -106,3 +106,16 @@ def test_sizes_from_json() -> None:
     found = sn.problems.load("qcqp", size=6, equalities=2, inequalities=0, instances=3, curvature=[0, 0.1])
     assert found.inputs.shape == (3, 2)
     assert sn.problems.load("cbf", instances=4, horizon=1, seed=None).inputs.shape == (4, 6)
+
+
+def test_a_float32_run_reports_what_is_returned() -> None:
+    """Its violations are those of the float32 outputs, computed in float64."""
+    problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60).float()
+    x = problem.split("train").float()
+    torch.manual_seed(0)
+    model = sn.ConstrainedModel(sn.MLP(x.shape[1], 8), sn.SnareLayer(problem.constraints, tol=1e-4))
+    solution, outcome = model.solve(x), problem.run(model, x)
+    assert solution.value.dtype == torch.float32
+    assert solution.violation.max() > 0
+    torch.testing.assert_close(outcome.violation, solution.violation, rtol=1e-9, atol=0)
+    outcome.penalty.sum().backward()

@@ -49,7 +49,7 @@ class FSNetLayer(Layer):
     Example:
         >>> import torch, snarenet as sn
         >>> disk = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), upper=1.0)
-        >>> y = FSNetLayer(disk, stop=None, tol=1e-9)(torch.tensor([[3.0, 4.0]]))
+        >>> y = FSNetLayer(disk, stop=None, tol=1e-9)(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
         >>> round(y.norm().item(), 6)
         1.0
     """

@@ -52,8 +52,8 @@ class PiNetLayer(Layer):
         >>> import torch, snarenet as sn
         >>> from snarenet.layers.pinet import PiNetLayer
         >>> simplex = sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 3), equals=1.0)
-        >>> y = PiNetLayer(simplex)(torch.tensor([[1.0, 0.5, -3.0]]))
-        >>> [round(entry, 6) for entry in y[0].tolist()]
+        >>> y = PiNetLayer(simplex)(torch.tensor([[1.0, 0.5, -3.0]], dtype=torch.float64))
+        >>> [round(abs(entry), 6) for entry in y[0].tolist()]
         [0.75, 0.25, 0.0]
     """
 

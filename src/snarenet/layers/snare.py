@@ -44,7 +44,7 @@ class SnareLayer(Layer):
     Example:
         >>> import torch, snarenet as sn
         >>> layer = sn.SnareLayer(sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 3), equals=1.0))
-        >>> y = layer(torch.tensor([[2.0, 1.0, -3.0]]))
+        >>> y = layer(torch.tensor([[2.0, 1.0, -3.0]], dtype=torch.float64))
         >>> bool((y >= -1e-8).all()), round(y.sum().item(), 6)
         (True, 1.0)
     """

@@ -84,7 +84,7 @@ class Problem(nn.Module, ABC):
         solution = model.solve(x, relax)
         y = solution.value
         objective = self.objective(y, x)
-        errors = self.constraints.residual(y, x).abs()
+        errors = self.constraints.residual(y.to(torch.float64), x).abs()  # as `Solution.violation` is measured
         return Outcome(
             objective=objective,
             cost=objective,
