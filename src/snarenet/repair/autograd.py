@@ -19,7 +19,7 @@ def differentiable(engine: Engine, batch: Batch) -> Outcome:
     if torch.compiler.is_compiling() and not engine.traceable:
         from snarenet.repair.eager import run_eagerly  # here, as it imports the whole compiler
 
-        return run_eagerly(engine, batch)
+        return run_eagerly(engine, batch)  # pyright: ignore
     return run(engine, batch)
 
 
