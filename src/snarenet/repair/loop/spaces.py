@@ -80,8 +80,11 @@ class Space(ABC):
         return None
 
     def flat(self, position: Tensor, residual: Tensor) -> Tensor:
-        """(b,) true where the gradient of the scaled violation is nothing beside it: `stationary` made certain."""
-        raise NotImplementedError
+        """(b,) true where the gradient of the scaled violation is nothing beside it: `stationary` made certain.
+
+        A space that has nothing better believes `stationary`.
+        """
+        return torch.ones(len(residual), dtype=torch.bool, device=residual.device)
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""
