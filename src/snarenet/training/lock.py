@@ -37,7 +37,7 @@ def hold(folder: str | Path) -> Iterator[None]:
         raise RunError(f"{folder} is in use by {holder}: wait until that ends, or choose another folder") from None
     except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from error
-    except (OSError, NotImplementedError) as error:
+    except OSError as error:
         warnings.warn(f"{folder} cannot be locked ({error}): let no other training write to it", stacklevel=3)
     try:
         yield
@@ -51,7 +51,7 @@ def hold(folder: str | Path) -> Iterator[None]:
 def _take(path: Path) -> int:
     """An open file with the lock on it; BlockingIOError if another has it."""
     if fcntl is None:
-        raise NotImplementedError("this system has no flock")
+        raise OSError("this system has no flock")
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
