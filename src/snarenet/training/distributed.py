@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable
 
@@ -23,6 +24,7 @@ class Group:
             return cls()
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            atexit.register(_leave)
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -66,3 +68,9 @@ class Group:
         """Wait for the others."""
         if self.size > 1:
             dist.barrier()
+
+
+def _leave() -> None:
+    """End the group that `join` began, before the interpreter goes: its threads must not outlive that."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
