@@ -15,12 +15,12 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.repair.autograd import differentiable
-from snarenet.repair.choose import Choice, choose
+from snarenet.repair.choose import Choice, choose, choose_bounded
 from snarenet.repair.engine import Batch, Engine
 from snarenet.repair.gpu import blocks
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
-from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.loop import BoundedSpace, ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
 from snarenet.repair.repair import repair_with
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, STALLED
@@ -260,6 +260,72 @@ class TestLoopWithASearch(TestLoopInOutputSpace):
     options = Options(damping=sn.Adaptive())
     test_equal_to_the_textbook = test_differences = test_too_few_steps = None
     test_a_repair_that_fails_is_no_worse_than_it_began = None  # it takes no step that is
+
+
+@on_devices
+class TestLoopInABox(EngineConformance):
+    """The rescue's space; the box depends on x, and predictions begin inside it."""
+
+    options = Options(max_steps=200)
+    scaled = True
+
+    def constraints(self) -> sn.Constraints:
+        box = sn.Box(
+            lambda x: -0.4 - x[:, :1].abs().expand(-1, SIZE), lambda x: 0.4 + x[:, 1:].expand(-1, SIZE).square()
+        )
+        H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
+        curved = sn.Quadratic(H, G, lower=-0.3, upper=lambda x: 0.2 + x[:, :1].expand(-1, 3))
+        return curved & box & sn.Nonlinear(lambda y, x: (y.sin() * (1 + x[:, :1])).sum(1, keepdim=True), 1, equals=0.3)
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        y, x = (tensor.detach() for tensor in super().inputs())
+        lower, upper = self.constraints().parts[1].to(self.device).bounds(x)
+        return y.clamp(0.9 * lower, 0.9 * upper).requires_grad_(), x.requires_grad_()
+
+    def choose(self, y: Tensor, x: Tensor, options: Options | None = None) -> Choice:
+        constraints = self.constraints().to(self.device)
+        choice, moved = choose_bounded(options or self.options, constraints.at(y, x), y, self.scaled)
+        assert_equal(moved, y, 1e-8)  # what converged may be outside by the tolerance
+        self.check(choice.engine)
+        return choice
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, Loop)
+        assert isinstance(engine.space, BoundedSpace)
+
+    def textbook(self, y: Tensor, x: Tensor, damping: sn.Damping, options: Options) -> Tensor:
+        """The same step written out: rows weighed at y, columns of variables that would leave struck out, a clip."""
+        constraints = self.constraints().to(self.device)
+        curved, box, function = (part.at(y, x) for part in constraints.parts)
+        level, eye = damping.first(y), torch.eye(SIZE, dtype=y.dtype, device=y.device)
+        clipped = 0
+        for k in range(options.max_steps):
+            g = torch.cat([part.map.value(y) for part in (curved, function)], 1)
+            J = torch.cat([part.map.jacobian(y).expand(BATCH, -1, -1) for part in (curved, function)], 1)
+            low, high = (torch.cat(pair, 1) for pair in zip(curved[1:3], function[1:3], strict=True))
+            r = torch.relu(g - high) - torch.relu(low - g)
+            scale = J.square().sum(-1) if self.scaled else torch.ones_like(r)
+            J = J * ((r != 0) | (low == high)).unsqueeze(-1)
+            slope = (J.mT @ (r / scale).unsqueeze(-1)).squeeze(-1)
+            leaving = ((y <= box.lower) & (slope > 0)) | ((y >= box.upper) & (slope < 0))
+            J = J * ~leaving.unsqueeze(1)
+            weighted = J.mT / scale.unsqueeze(1)
+            d = torch.linalg.solve(weighted @ J + level * eye, weighted @ r.unsqueeze(-1)).squeeze(-1)
+            after = torch.minimum(torch.maximum(y - d, box.lower), box.upper)
+            y = torch.where((r.abs() > options.tol).any(1, keepdim=True), after, y)
+            clipped += int(((y == box.lower) | (y == box.upper)).sum())
+            level = damping.following(k, level, None)
+        assert clipped > 3
+        return y
+
+
+class TestLoopInABoxUnscaled(TestLoopInABox):
+    scaled = False
+
+
+class TestLoopInABoxWithASearch(TestLoopInABox):
+    options = Options(damping=sn.Adaptive(), max_steps=200)
+    test_equal_to_the_textbook = test_differences = test_too_few_steps = None
 
 
 @on_devices

@@ -17,7 +17,7 @@ from snarenet.repair.gpu import launching
 from snarenet.repair.gpu import rows as packing
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
-from snarenet.repair.loop import Budget, ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
@@ -89,6 +89,24 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
             scale = positive(norms(others, y.detach()))
     space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room))
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
+
+
+def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool) -> tuple[Choice, Tensor]:
+    """The rescue's engine, which never leaves the first box, and y moved into that box."""
+    parts = instance.map.parts
+    first = next((i for i, part in enumerate(parts) if isinstance(part, IdentityMap)), None)
+    sequence = sorted(range(len(parts)), key=lambda i: i != first)
+    order = _order(parts, sequence, y.device)
+    lower, upper = instance.lower[:, order], instance.upper[:, order]
+    if first is None:
+        rows, least, most = 0, torch.full_like(y, -torch.inf), torch.full_like(y, torch.inf)
+    else:
+        rows = y.shape[1]
+        least, most = lower[:, :rows], upper[:, :rows]
+        y = torch.minimum(torch.maximum(y, least), most)
+    others = StackedMap([parts[i] for i in sequence if i != first])
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room))
+    return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 
 def _order(parts: Sequence[Map], sequence: list[int], device: torch.device) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor
 from snarenet.constraints.base import Constraints, Instance, largest, residual
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.repair.autograd import differentiable
-from snarenet.repair.choose import choose
+from snarenet.repair.choose import Choice, choose, choose_bounded
 from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
+from snarenet.repair.rescue import attempts, begin
 from snarenet.repair.start.nearest import approach
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
@@ -97,13 +98,9 @@ def _repair(
     output = output_dtype(y.dtype)
     aim = options.aim(output)
     asked = options if aim == options.tol else replace(options, tol=aim)
-    out = _attempt(asked, constraints, instance, start, finite)
-    if options.rescue and (options.damping, options.rows) != (Adaptive(), "active") and not tracing():
-        failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
-        if len(failed):
-            gentle = replace(asked, damping=Adaptive(), rows="active")
-            again = _attempt(gentle, constraints, instance.select(failed), start[failed], finite[failed])
-            out = out.improved(failed, again)
+    out = _attempt(aim, choose(asked, constraints.memo, instance, start), instance, start, finite)
+    if options.rescue and not tracing():
+        out = _rescue(asked, constraints, instance, start, finite, out)
     value = torch.where(finite.unsqueeze(1), out.value, work).to(output)
     violation, allowance, status = out.violation, torch.zeros_like(out.violation), out.status
     if output != torch.float64 or options.dtype != torch.float64:  # what is returned is not what was judged
@@ -130,16 +127,34 @@ class _Judged(NamedTuple):
         return _Judged(value, status, self.steps.index_add(0, samples, again.steps), violation)
 
 
-def _attempt(options: Options, constraints: Constraints, instance: Instance, y: Tensor, finite: Tensor) -> _Judged:
+def _rescue(
+    options: Options, constraints: Constraints, instance: Instance, start: Tensor, finite: Tensor, out: _Judged
+) -> _Judged:
+    """The same with other attempts for samples that did not converge, as long as there are any."""
+    for attempt in attempts(options, instance):
+        failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
+        if not len(failed):
+            break
+        part, asked = instance.select(failed), replace(options, damping=Adaptive(attempt.damping), rows="active")
+        y = begin(attempt, start[failed], out.value[failed])
+        if options.krylov is not None:  # the space of the rescue needs a matrix
+            choice = choose(asked, constraints.memo, part, y)
+        else:
+            choice, y = choose_bounded(asked, part, y, attempt.scaled)
+        out = out.improved(failed, _attempt(asked.tol, choice, part, y, finite[failed]))
+    return out
+
+
+def _attempt(tol: float, choice: Choice, instance: Instance, y: Tensor, finite: Tensor) -> _Judged:
     """One way from y to the set, judged by what it leads to."""
-    engine, lower, upper = choose(options, constraints.memo, instance, y)
+    engine, lower, upper = choice
     value, status, steps = differentiable(engine, Batch(y, lower, upper, finite))
     violation = _violation(instance, value)
-    reached = finite & (violation <= options.tol)  # certain only now: engines round, and may be stricter than needed
+    reached = finite & (violation <= tol)  # certain only now: engines round, and may be stricter than needed
     status = torch.where(reached, CONVERGED, torch.where(status == CONVERGED, GOING, status))
     judged = _Judged(value, status, steps, violation)
     # kernels keep no point but the last: what they made worse is set back to where it began
-    return judged if engine.keeps_best or options.tol == 0 or tracing() else _no_worse(judged, instance, y)
+    return judged if engine.keeps_best or tol == 0 or tracing() else _no_worse(judged, instance, y)
 
 
 def _no_worse(judged: _Judged, instance: Instance, y: Tensor) -> _Judged:

@@ -122,7 +122,7 @@ class Loop(Engine):
                 trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
                 worst = torch.where(moved, worst, s.worst)
         if tape is not None:
-            below = s.residual < 0 if tape.bounds else None
+            below = s.space.below(s.residual, saved) if tape.bounds else None
             tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
         level, mark = self.damping.following(k, s.level, gain), s.best if look else s.mark
         steps = s.steps + (1 if eager else (s.status == GOING))
@@ -185,8 +185,7 @@ def _any(*masks: Tensor | None) -> Tensor | None:
 
 def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
     """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
-    scales = s.space.scales()
-    before, after = (s.residual.square() / scales).sum(1), (r.square() / scales).sum(1)
+    before, after = s.space.merit(s.residual, saved), s.space.merit(r, saved)
     foreseen = torch.where(violated, s.space.predict(s.position, trial, s.residual, saved), 0.0)
-    predicted = before - (foreseen.square() / scales).sum(1)
+    predicted = (before - s.space.merit(foreseen, saved)).abs()  # a step that a box cuts short may foresee an increase
     return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before

@@ -75,6 +75,14 @@ class Space(ABC):
     def scales(self) -> Tensor:
         """(b, rows) or (rows,): the scale of each row, its squared length for a relative damping and 1 otherwise."""
 
+    def merit(self, residual: Tensor, saved: Any) -> Tensor:
+        """(b,) the sum of squared violations, each row in its own scale; `saved` is of the step that asks."""
+        return (residual.square() / self.scales()).sum(1)
+
+    def below(self, residual: Tensor, saved: Any) -> Tensor:
+        """(b, rows) true where the step's cotangent belongs to the lower bound."""
+        return residual < 0
+
     def stationary(self, residual: Tensor, damping: float | Tensor, saved: Any) -> Tensor | None:
         """(b,) true where no step can reduce the violation, or None where the space cannot tell."""
         return None
@@ -287,7 +295,7 @@ class OutputSpace(Space):
     def flat(self, position: Tensor, residual: Tensor) -> Tensor:
         """The same by the gradient itself: far from the prediction scaled rows may be longer than they were there."""
         weights = residual / self.scales()
-        gradient = self.others.vjp(position, weights[:, self.first :])
+        gradient = self.others.linearize(position).vjp(weights[:, self.first :])
         if self.eliminated is not None:
             gradient = gradient + self.eliminated.vjp(position, weights[:, : self.first])
         size = (residual * weights).sum(1).sqrt()

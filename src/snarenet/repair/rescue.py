@@ -1,0 +1,56 @@
+"""The rescue: what is tried for samples that did not converge, one attempt after the other.
+
+Every attempt keeps to the box and searches for its damping (`loop/bounded.py`). The first three begin at the start of
+the repair, and differ in how rows are weighed and in how bold the first step is; the others at the best point so far,
+moved a little at random, since a stationary point may be one of symmetry alone. Random directions come from a fixed
+seed and are the same for all samples: what becomes of one never depends on its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints import Instance
+from snarenet.repair.options import Options
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One more way to the set.
+
+    Attributes:
+        scaled: weigh rows by their lengths at each step; else all alike.
+        damping: where the search for the damping begins.
+        kick: how far to move from the best point, in units of each variable's size; None to begin at the start.
+    """
+
+    scaled: bool = True
+    damping: float = 1.0
+    kick: float | None = None
+
+
+ATTEMPTS = (
+    Attempt(),
+    Attempt(scaled=False),  # long and short rows may differ for a reason
+    Attempt(damping=1e-6),  # nearly Newton's step, where a careful one creeps into a corner
+    Attempt(kick=0.01),
+    Attempt(kick=0.1),
+    Attempt(kick=1.0),
+)
+
+
+def attempts(options: Options, instance: Instance) -> tuple[Attempt, ...]:
+    """What may help: where all rows are linear, a stationary point is already one of least violation."""
+    return ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS
+
+
+def begin(attempt: Attempt, start: Tensor, best: Tensor) -> Tensor:
+    """Where the attempt begins, from the start of the repair and the best point so far."""
+    if attempt.kick is None:
+        return start
+    seed = torch.Generator().manual_seed(ATTEMPTS.index(attempt))
+    direction = torch.randn(start.shape[1], generator=seed, dtype=torch.float64).to(start)
+    return best + attempt.kick * best.abs().clamp(min=1) * direction
