@@ -249,6 +249,26 @@ class TestFailures:
         assert rescued.converged.all()
         assert torch.equal(rescued.value, sn.repair(constraints, y, rescue=True).value)
 
+    def test_a_projection_that_fails_is_no_worse_than_the_prediction(self) -> None:
+        """Rows so short that a nearest point, of an empty set, is far away."""
+        row = torch.tensor([[6e-13, 2e-12, -8e-13]], dtype=torch.float64)
+        low, high = (torch.tensor(b, dtype=torch.float64) for b in ([-0.01, -0.09, 0.3], [0.2, 0.1, 0.5]))
+        constraints = sn.Linear(row, lower=3.0, upper=5.0) & sn.Box(low, high)
+        y = torch.tensor([[0.2, -1.0, -1.0]], dtype=torch.float64)
+        solution = sn.repair(constraints, y, nearest=10)
+        assert (solution.violation <= constraints.violation(y)).all()
+        assert_equal(constraints.violation(solution.value), solution.violation, 1e-12)
+
+    def test_a_sample_that_took_no_step_has_a_gradient(self) -> None:
+        """Its rows overflow, so that it is given up at once; beside one that is repaired."""
+        constraints = sn.Nonlinear(lambda y, x: y.exp(), rows=1, lower=1.0)
+        y = torch.tensor([[2e5], [-1.0]], dtype=torch.float64, requires_grad=True)
+        solution = sn.repair(constraints, y)
+        assert solution.status.tolist() == [sn.Status.NONFINITE, sn.Status.CONVERGED]
+        (gradient,) = torch.autograd.grad(solution.value.sum(), y)
+        assert gradient[0] == 1
+        assert gradient.isfinite().all()
+
     @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Adaptive()], ids=["annealed", "adaptive"])
     def test_a_limit_that_nobody_can_keep(self, damping: sn.Damping) -> None:
         """Portfolios whose risk must be below the least one: more steps would not help, and the status says so."""
@@ -412,6 +432,44 @@ class TestRescue:
         assert rescued.converged.all()
         (gradient,) = torch.autograd.grad(rescued.value.sum(), H)
         assert gradient.isfinite().all()
+
+    def test_it_never_leaves_the_box(self) -> None:
+        """A logarithm, defined inside the box alone: the step goes beyond it, and ends at a bound that depends on x."""
+        constraints = sn.Nonlinear(lambda y, x: y.log(), 1, lower=-12.0, upper=lambda x: x)
+        constraints = constraints & sn.Box(lambda x: x.exp() / 4, 5.0)
+        y = torch.tensor([[3.0], [4.0]], dtype=torch.float64, requires_grad=True)
+        x = torch.tensor([[-4.0], [-3.0]], dtype=torch.float64, requires_grad=True)
+        options = {"damping": sn.Constant(0.0), "max_steps": 30}
+        assert (sn.repair(constraints, y, x, **options).status == sn.Status.NONFINITE).all()
+        solution = sn.repair(constraints, y, x, rescue=True, **options)
+        assert solution.converged.all()
+        assert_equal(solution.value, x.exp() / 4, 1e-12)
+        slopes = torch.autograd.grad(solution.value.sum(), (y, x))
+        assert_equal(slopes[0], torch.zeros_like(y), 1e-12)
+        assert_equal(slopes[1], x.exp() / 4, 1e-12)
+
+    def test_a_saddle_is_left_by_a_random_move(self) -> None:
+        """The centre of a ring: gradients in its radius go through the move and the attempt after it."""
+        y = torch.zeros(3, 4, dtype=torch.float64)
+        radius = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64).unsqueeze(1).requires_grad_()
+        H = draw(1, 4, seed=1).abs().requires_grad_()
+
+        def run(radius: Tensor, H: Tensor) -> Tensor:
+            solution = sn.repair(sn.Quadratic(H, lower=radius, upper=2 * radius), y, rescue=True)
+            assert solution.converged.all()
+            return solution.value
+
+        assert torch.autograd.gradcheck(run, (radius, H), atol=1e-5)
+        alone = sn.repair(sn.Quadratic(H, lower=radius[1:2], upper=2 * radius[1:2]), y[1:2], rescue=True).value
+        assert_equal(run(radius, H)[1:2], alone, 1e-12)
+
+    def test_linear_rows_that_contradict_each_other_are_tried_once(self) -> None:
+        A = draw(1, 4, seed=1)
+        constraints = sn.Linear(A, lower=1.0) & sn.Linear(A.clone(), upper=-1.0) & sn.Box(-3.0, 3.0)
+        solution = sn.repair(constraints, draw(3, 4), rescue=True)
+        assert (solution.status == sn.Status.STALLED).all()
+        assert_equal(solution.violation, torch.ones(3, dtype=torch.float64), 1e-6)
+        assert (solution.steps <= 200).all()
 
 
 class TestFewActiveRows:

@@ -28,8 +28,7 @@ class SnareLayer(Layer):
         rows: "auto", "all" (the paper) or "active"; see `repair`.
         tol: largest violation that counts as feasible.
         max_steps: limit on steps.
-        rescue: repair samples that did not converge once more, from their predictions, with active rows and `Adaptive`
-            damping, before they count as failed.
+        rescue: repair samples that did not converge again, in other ways, before they count as failed; see `repair`.
         on_failure: what to do about samples that failed: "warn", "raise" a `RepairError`, or "ignore".
         dtype: precision of the repair, float64 unless given; that of outputs is that of y, but at least float32.
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.

@@ -52,7 +52,9 @@ def repair(
         tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
-        rescue: repair samples that did not converge again, from y, with active rows and `Adaptive` damping.
+        rescue: repair samples that did not converge again, in up to six attempts that never leave the first box: with
+            `Adaptive` damping, rows weighed at each step or not at all, a bold first step, small random moves from the
+            best point so far. Results are reproducible and do not depend on the batch.
         nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
             constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
             damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that have diagonal Hessians, or depend
@@ -93,6 +95,7 @@ def _repair(
 ) -> Solution:
     """The whole course, without autocast."""
     work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
+    predicted = start
     if options.nearest:
         start = approach(constraints.memo, instance, start, options.nearest, weights)
     output = output_dtype(y.dtype)
@@ -101,6 +104,8 @@ def _repair(
     out = _attempt(aim, choose(asked, constraints.memo, instance, start), instance, start, finite)
     if options.rescue and not tracing():
         out = _rescue(asked, constraints, instance, start, finite, out)
+    if options.nearest and options.tol and not tracing():  # a projection that failed may be worse than the prediction
+        out = _no_worse(out, instance, predicted)
     value = torch.where(finite.unsqueeze(1), out.value, work).to(output)
     violation, allowance, status = out.violation, torch.zeros_like(out.violation), out.status
     if output != torch.float64 or options.dtype != torch.float64:  # what is returned is not what was judged

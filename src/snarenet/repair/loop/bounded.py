@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import Linearization, Map, add, gradients
+from snarenet.constraints.maps import Linearization, Map, add
 from snarenet.linalg import Dual, Primal, System, column
-from snarenet.repair.loop.spaces import Budget, Space, keep_where
+from snarenet.repair.loop.spaces import Budget, Space, keep_where, pull_scale
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.scale import positive
 from snarenet.repair.stopping import negligible
@@ -145,10 +145,7 @@ class BoundedSpace(Space):
         """The gradient of <weights, D(y)> in y and in `wanted`."""
         if not self.scaled:
             return [None] * (1 + len(wanted))
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            weighted = (weights * positive(self.others.row_norms(y))).sum()
-        return gradients(weighted, (y, *wanted))
+        return pull_scale(self.others, y, weights, lambda map, y: positive(map.row_norms(y)), wanted)
 
     def pull_finish(
         self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]

@@ -38,6 +38,7 @@ from snarenet.linalg import (
 )
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.stopping import negligible, slack
+from snarenet.tracing import tracing
 
 
 class Space(ABC):
@@ -324,8 +325,19 @@ class OutputSpace(Space):
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         if scale is None or self.scale_fn is None:
             return cotangent, [None] * len(wanted)
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            weighted = (scale * self.scale_fn(self.others, y)).sum()
-        change, *found = gradients(weighted, (y, *wanted))
+        change, *found = pull_scale(self.others, y, scale, self.scale_fn, wanted)
         return cotangent if change is None else cotangent + change, found
+
+
+def pull_scale(
+    map: Map, y: Tensor, weights: Tensor, scale_fn: Callable[[Map, Tensor], Tensor], wanted: tuple[Tensor, ...]
+) -> Sequence[Tensor | None]:
+    """The gradient of <weights, scale_fn(map, y)> in y and in `wanted`."""
+    with torch.enable_grad():
+        y = y.detach().requires_grad_()
+        at, used = y, weights.any(1)
+        if not tracing() and not bool(used.all()):  # one that took no step may have rows that overflow
+            index = used.nonzero().squeeze(1)
+            map, at, weights = map.select(index), y[index], weights[index]
+        weighted = (weights * scale_fn(map, at)).sum()
+    return gradients(weighted, (y, *wanted))
