@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import cast, check_inputs, check_shape, describe
 from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.constraints.structure import check as check_pattern
 from snarenet.memo import Memo
 from snarenet.tracing import tracing
 
@@ -126,6 +127,15 @@ class Constraints(nn.Module, ABC):
     def jacobian(self, y: Tensor, x: Any = None) -> Tensor:
         """The derivative of g in y: (B, rows, n), or (rows, n) where all samples share it."""
         return self.at(self.check(y), x).map.jacobian(y)
+
+    def check_sparsity(self, y: Tensor, x: Any = None) -> None:
+        """Raise if a Jacobian at y (B, n), or near it, has an entry outside the pattern of its function.
+
+        For tests of patterns that you declare, and of those that were detected: the whole Jacobian is formed.
+        """
+        for part in self.at(self.check(y), x).map.parts:
+            if isinstance(part, FunctionMap) and (pattern := part.pattern) is not None:
+                check_pattern(pattern, part, y)
 
     def residual(self, y: Tensor, x: Any = None, relax: float | Tensor = 0.0) -> Tensor:
         """(B, rows) violations of the bounds widened by `relax`: positive above, negative below, else zero."""

@@ -13,6 +13,7 @@ from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import IdentityMap, LinearMap, SparseMap
 from snarenet.constraints.sparse import SparseMatrix, is_sparse
+from snarenet.constraints.structure import Seen
 
 
 class Linear(Constraints):
@@ -42,6 +43,7 @@ class Linear(Constraints):
         equals: Datum | None = None,
     ) -> None:
         super().__init__()
+        self.seen = Seen()
         self.limit = Bounds(lower, upper, equals)
         if isinstance(A, Tensor) and is_sparse(A):
             self.A = SparseMatrix("A", A)
@@ -71,7 +73,7 @@ class Linear(Constraints):
             check_finite("A", A)
         elif A.ndim == 3:
             check_shape("A", A, (y.shape[0], *A.shape[1:]))
-        return self._instance(y, self.constant_map(y.dtype) or LinearMap(A.to(y.dtype)), x)
+        return self._instance(y, self.constant_map(y.dtype) or LinearMap(A.to(y.dtype), self.seen), x)
 
     def constant_map(self, dtype: torch.dtype) -> LinearMap | None:
         """y -> A y, if A is one matrix for all samples and not learned; the same tensor every time, even if cast.
@@ -83,7 +85,7 @@ class Linear(Constraints):
             return self._sparse_map(A, dtype) if A.small else None
         if not isinstance(A, Tensor) or A.ndim != 2 or A.requires_grad:
             return None
-        return LinearMap(A if A.dtype == dtype else self.memo.get(("A", dtype), (A,), lambda: A.to(dtype)))
+        return LinearMap(A if A.dtype == dtype else self.memo.get(("A", dtype), (A,), lambda: A.to(dtype)), self.seen)
 
     def _sparse_map(self, A: SparseMatrix, dtype: torch.dtype) -> SparseMap:
         return self.memo.get(("A", dtype), (A.values, A.indices), lambda: SparseMap(A, dtype))

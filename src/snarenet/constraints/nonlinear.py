@@ -12,6 +12,8 @@ from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, cast, check_inputs
 from snarenet.constraints.maps import FunctionMap
+from snarenet.constraints.sparsity import read
+from snarenet.constraints.structure import Given, Structure
 
 
 class Nonlinear(Constraints):
@@ -27,7 +29,11 @@ class Nonlinear(Constraints):
         equals: right-hand side of equalities, instead of `lower` and `upper`.
         jacobian: function of (y, x) that returns (B, rows, n), where you have a faster one than `torch.func`. It must
             be the derivative of fn in y, made of the same tensors. It is called once a step, where J is needed as a
-            matrix; products with J and the backward pass differentiate fn.
+            matrix; products with J and the backward pass differentiate fn. In a sparse layout it stays sparse.
+        sparsity: where the Jacobian may be nonzero. "auto" looks for it at random points around the first predictions,
+            if there are many variables, and now and then checks what it found; the Jacobian is then computed by as many
+            passes as there are colours (columns without a common row share one), not by one for each variable. None
+            is dense. A matrix (rows, n), of booleans or sparse, is believed: see `check_sparsity`.
 
     Example:
         >>> import torch, snarenet as sn
@@ -44,6 +50,7 @@ class Nonlinear(Constraints):
         upper: Datum | None = None,
         equals: Datum | None = None,
         jacobian: Callable[[Tensor, Any], Tensor] | None = None,
+        sparsity: Any = "auto",
     ) -> None:
         super().__init__()
         if not callable(fn):
@@ -51,6 +58,7 @@ class Nonlinear(Constraints):
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
             raise ValueError(f"`rows` must be a whole number of constraints, but got {rows!r}")
         self.fn, self.rows, self.given_jacobian = fn, rows, jacobian
+        self.structure = _structure(sparsity, rows, jacobian is not None)
         self.limit = Bounds(lower, upper, equals)
         self.limit.check_rows(rows, "rows")
 
@@ -62,8 +70,22 @@ class Nonlinear(Constraints):
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
-        map = FunctionMap(_in_precision(self.fn, y), cast(x, y.dtype), self.known_rows(), self.given_jacobian)
+        fn, x_in_precision = _in_precision(self.fn, y), cast(x, y.dtype)
+        map = FunctionMap(fn, x_in_precision, self.known_rows(), self.given_jacobian, self.structure, y.detach())
         return self._instance(y, map, x)
+
+
+def _structure(sparsity: Any, rows: int, given: bool) -> Structure | Given | None:
+    """What is known of the pattern at first."""
+    if sparsity is None:
+        return None
+    if isinstance(sparsity, str):
+        if sparsity != "auto":
+            raise ValueError(f'`sparsity` must be "auto", None or a matrix (rows, n), but got {sparsity!r}')
+        return Given() if given else Structure()
+    if given:
+        raise ValueError("give `jacobian` or `sparsity`, not both: a `jacobian` in a sparse layout has its pattern")
+    return Structure(read("sparsity", sparsity, rows))
 
 
 def _in_precision(fn: Callable[[Tensor, Any], Tensor], y: Tensor) -> Callable[[Tensor, Any], Tensor]:

@@ -12,6 +12,7 @@ from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import QuadraticMap
+from snarenet.constraints.structure import Seen
 
 
 class Quadratic(Constraints):
@@ -47,7 +48,7 @@ class Quadratic(Constraints):
         super().__init__()
         if H is None and G is None:
             raise ValueError("give at least one of `H` and `G`")
-        self.limit = Bounds(lower, upper, equals)
+        self.limit, self.seen = Bounds(lower, upper, equals), Seen()
         for name, datum in (("H", H), ("G", G)):
             if datum is None:
                 self.register_buffer(name, None)
@@ -96,7 +97,7 @@ class Quadratic(Constraints):
             check_finite("G", G)
             check_finite("H", H)
         diagonal = H.ndim == 2 or (H.ndim == 3 and tuple(H.shape) not in whole)
-        return self._instance(y, QuadraticMap(H, G, diagonal), x)
+        return self._instance(y, QuadraticMap(H, G, diagonal, self.seen), x)
 
 
 def _sizes(H: Tensor, fixed: bool) -> torch.Size:

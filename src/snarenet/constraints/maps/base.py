@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from snarenet.constraints.products import CHUNK
+from snarenet.constraints.sparsity import Pattern
+
 Pairs = Sequence[tuple[Tensor, Tensor]]
-CHUNK = 2**24  # numbers that one vectorised pass for the Jacobian may hold (128 MiB in float64)
 
 
 def times(matrix: Tensor, v: Tensor) -> Tensor:
@@ -47,6 +49,11 @@ class Map(ABC):
         """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
         return (self,)
 
+    @property
+    def pattern(self) -> Pattern | None:
+        """Where J may be nonzero, for all samples; None where it is dense, or nobody looked."""
+        return None
+
     @abstractmethod
     def value(self, y: Tensor) -> Tensor:
         """g(y): (B, rows)."""
@@ -62,6 +69,10 @@ class Map(ABC):
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
         """J(y).T @ weights: (B, n)."""
         return torch.func.vjp(self.value, y)[1](weights)[0]
+
+    def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
+        """(B, nnz) the entries of J(y) on a pattern that has them all."""
+        return pattern.gather(self.jacobian(y)).expand(len(y), pattern.nnz)
 
     def linearize(self, y: Tensor) -> Linearization:
         """g to first order at y, for many uses: what it costs to evaluate there is spent once."""
@@ -117,6 +128,19 @@ class Linearization:
         if self._jacobian is None:
             self._jacobian = self._evaluate()
         return self._jacobian
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The pattern of `values`; None where the map has none. Evaluating J may widen that of the map."""
+        return self.map.pattern
+
+    @property
+    def values(self) -> Tensor:
+        """(B, nnz) the entries of J(y) on `pattern`, where there is one."""
+        pattern = self.pattern
+        if pattern is None:
+            raise ValueError(f"this `{type(self.map).__name__}` has no pattern: ask for the `jacobian`")
+        return self.map.entries(self.y, pattern)
 
     def jvp(self, direction: Tensor) -> Tensor:
         """J(y) @ direction: (B, rows)."""

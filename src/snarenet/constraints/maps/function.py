@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from snarenet.constraints.data import describe, select_inputs
 from snarenet.constraints.maps.base import (
-    CHUNK,
     ExplicitLinearization,
     Linearization,
     Map,
@@ -22,6 +21,9 @@ from snarenet.constraints.maps.base import (
     times,
     transposed_times,
 )
+from snarenet.constraints.products import CHUNK, Products
+from snarenet.constraints.sparsity import Pattern
+from snarenet.constraints.structure import Given, Structure, transformed
 
 _PROBES = 8  # random directions that estimate what rows too many for a Jacobian may change by
 _SPREAD = 4.0  # times the mean square of those changes: more than rounding, which has random signs, ever makes of it
@@ -32,6 +34,14 @@ class FunctionMap(Map):
 
     A `jacobian` of the user's takes the place of the passes through fn that form J, and of nothing else: products with
     J and pullbacks go through fn, which is cheaper than any J.
+
+    Args:
+        fn: the function.
+        x: its second argument.
+        rows: how many rows it returns.
+        jacobian: its derivative in y, if there is one.
+        structure: what is known of the pattern of the Jacobian; None for a dense one.
+        point: (B, n) where to look for the pattern.
     """
 
     def __init__(
@@ -40,8 +50,25 @@ class FunctionMap(Map):
         x: Any,
         rows: int,
         jacobian: Callable[[Tensor, Any], Tensor] | None = None,
+        structure: Structure | Given | None = None,
+        point: Tensor | None = None,
     ) -> None:
         self.fn, self.x, self.rows, self.given_jacobian = fn, x, rows, jacobian
+        self.structure, self.point = structure, point
+
+    @property
+    def pattern(self) -> Pattern | None:
+        return None if self.structure is None or self.point is None else self.structure.find(self, self.point)
+
+    @property
+    def compressed(self) -> bool:
+        """Is J computed on its pattern? Traced graphs and transforms of torch.func have it dense."""
+        return not torch.compiler.is_compiling() and not transformed() and self.pattern is not None
+
+    def on_pattern(self, products: Products) -> tuple[Pattern, Tensor]:
+        """The pattern, perhaps wider than it was, and the values (B, nnz) of J on it; where J is `compressed`."""
+        assert self.structure is not None
+        return self.structure.evaluate(self, products)
 
     def value(self, y: Tensor) -> Tensor:
         value = self.fn(y, self.x)
@@ -50,8 +77,11 @@ class FunctionMap(Map):
         return value
 
     def jacobian(self, y: Tensor) -> Tensor:
+        if self.compressed:
+            pattern, values = self.on_pattern(Products(self.value, y))
+            return pattern.dense(values)
         if self.given_jacobian is not None:
-            return self._given(y, self.given_jacobian)
+            return self.given(y).to_dense()
         batch, n = y.shape
         if self.rows == 0:
             return y.new_zeros(batch, 0, n)
@@ -67,15 +97,26 @@ class FunctionMap(Map):
         push = lambda t: torch.func.jvp(self.value, (y,), (t,))[1]  # noqa: E731
         return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
 
+    def row_norms(self, y: Tensor) -> Tensor:
+        if not self.compressed:
+            return super().row_norms(y)
+        pattern, values = self.on_pattern(Products(self.value, y))
+        return pattern.row_sums(values.square())
+
     def magnitudes(self, y: Tensor) -> Tensor:
+        if self.compressed:
+            pattern, values = self.on_pattern(Products(self.value, y))
+            return pattern.times(values.abs(), y.abs())
         if torch.compiler.is_compiling() or self.rows * y.shape[1] <= CHUNK:
             return super().magnitudes(y)
         signs = torch.randint(0, 2, (_PROBES, y.shape[1]), generator=torch.Generator().manual_seed(0)).to(y) * 2 - 1
         linear = self.linearize(y)
         return _SPREAD * torch.stack([linear.jvp(y * z).square() for z in signs]).mean(0).sqrt()
 
-    def _given(self, y: Tensor, jacobian: Callable[[Tensor, Any], Tensor]) -> Tensor:
-        J = jacobian(y, self.x)
+    def given(self, y: Tensor) -> Tensor:
+        """What the user's `jacobian` returns, checked: dense or in a sparse layout."""
+        assert self.given_jacobian is not None
+        J = self.given_jacobian(y, self.x)
         shape = (y.shape[0], self.rows, y.shape[1])
         if not isinstance(J, Tensor) or tuple(J.shape) not in (shape, shape[1:]):
             raise ValueError(f"`jacobian(y, x)` must return shape {shape}, but got {describe(J)}")
@@ -98,7 +139,9 @@ class FunctionMap(Map):
         return transposed_times(self.jacobian(y), weights) if exporting else super().vjp(y, weights)
 
     def linearize(self, y: Tensor) -> Linearization:
-        return ExplicitLinearization(self, y) if torch.compiler.is_exporting() else _ByAutograd(self, y)
+        if torch.compiler.is_exporting():
+            return ExplicitLinearization(self, y)
+        return _Compressed(self, y) if self.compressed else _ByAutograd(self, y)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
@@ -117,7 +160,7 @@ class FunctionMap(Map):
             point = y.detach().requires_grad_()
             value = inside.value(point)
         opaque = y.requires_grad and not value.requires_grad
-        if opaque and self.given_jacobian is not None and bool(self.jacobian(point).any()):
+        if opaque and self.given_jacobian is not None and bool(self.given(point).to_dense().any()):
             raise ValueError(
                 "`fn` must be differentiable by autograd for the backward pass, also where `jacobian` is given, but "
                 "its value has no derivative in `y` (was it computed outside torch, or detached?)"
@@ -127,10 +170,11 @@ class FunctionMap(Map):
 
     def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
         x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
-        return FunctionMap(self.fn, x, self.rows, self.given_jacobian)
+        return FunctionMap(self.fn, x, self.rows, self.given_jacobian, self.structure, self.point)
 
     def select(self, index: Tensor) -> FunctionMap:
-        return FunctionMap(self.fn, select_inputs(self.x, index), self.rows, self.given_jacobian)
+        point = None if self.point is None else self.point[index]
+        return FunctionMap(self.fn, select_inputs(self.x, index), self.rows, self.given_jacobian, self.structure, point)
 
 
 class _ByAutograd(Linearization):
@@ -138,43 +182,59 @@ class _ByAutograd(Linearization):
 
     def __init__(self, map: FunctionMap, y: Tensor) -> None:
         super().__init__(map, y)
-        self._graph: tuple[Tensor, ...] | None = None
+        self.products = Products(map.value, y)
 
     def jvp(self, direction: Tensor) -> Tensor:
         if self._jacobian is not None:
             return times(self._jacobian, direction)
         if torch.compiler.is_compiling():  # which traces torch.func, but not a graph that is kept
             return super().jvp(direction)
-        _, _, weights, pulled = self._linear()  # J is the transpose of w -> J'w, linear as it is
-        return self._grad(pulled, weights, direction)
+        return self.products.jvp(direction)
 
     def vjp(self, weights: Tensor) -> Tensor:
         if self._jacobian is not None:
             return transposed_times(self._jacobian, weights)
         if torch.compiler.is_compiling():
             return super().vjp(weights)
-        y, value, *_ = self._linear()
-        return self._grad(value, y, weights)
+        return self.products.vjp(weights)
 
-    def _linear(self) -> tuple[Tensor, ...]:
-        """(y, g(y), w, J'w) at w = 0, with their graph."""
-        if self._graph is None:
-            y = self.y if torch.is_grad_enabled() and self.y.requires_grad else self.y.detach().requires_grad_()
-            with torch.enable_grad():
-                value = self.map.value(y)
-                weights = torch.zeros_like(value).requires_grad_()
-                self._graph = y, value, weights, self._grad(value, y, weights, graph=True)
-        return self._graph
 
-    @staticmethod
-    def _grad(output: Tensor, source: Tensor, cotangent: Tensor, graph: bool | None = None) -> Tensor:
-        if not output.requires_grad:
-            return torch.zeros_like(source)
-        graph = torch.is_grad_enabled() if graph is None else graph
-        (found,) = torch.autograd.grad(
-            output, source, cotangent, retain_graph=True, create_graph=graph, allow_unused=True
-        )
-        return torch.zeros_like(source) if found is None else found
+class _Compressed(Linearization):
+    """J on its pattern, evaluated when first asked for; before that products are by plain autograd."""
+
+    def __init__(self, map: FunctionMap, y: Tensor) -> None:
+        super().__init__(map, y)
+        self.function, self.products = map, Products(map.value, y)
+        self._found: tuple[Pattern, Tensor] | None = None
+
+    def _evaluated(self) -> tuple[Pattern, Tensor]:
+        if self._found is None:
+            self._found = self.function.on_pattern(self.products)
+        return self._found
+
+    @property
+    def pattern(self) -> Pattern | None:
+        return self._evaluated()[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self._evaluated()[1]
+
+    def jvp(self, direction: Tensor) -> Tensor:
+        if self._found is None:
+            return self.products.jvp(direction)
+        pattern, values = self._found
+        return pattern.times(values, direction)
+
+    def vjp(self, weights: Tensor) -> Tensor:
+        if self._found is None:
+            return self.products.vjp(weights)
+        pattern, values = self._found
+        return pattern.transposed_times(values, weights)
+
+    def _evaluate(self) -> Tensor:
+        pattern, values = self._evaluated()
+        return pattern.dense(values)
 
 
 def _detach(leaf: Any) -> Any:

@@ -6,16 +6,22 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps.base import Map, Pairs, cut, needing_grad, times, transposed_times
+from snarenet.constraints.sparsity import Pattern, identity
+from snarenet.constraints.structure import Seen
 
 
 class LinearMap(Map):
-    """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample."""
+    """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample; `seen` keeps its pattern."""
 
     linear = diagonal_hessian = True
 
-    def __init__(self, A: Tensor) -> None:
-        self.A = A
+    def __init__(self, A: Tensor, seen: Seen | None = None) -> None:
+        self.A, self.seen = A, seen
         self.rows = A.shape[-2]
+
+    @property
+    def pattern(self) -> Pattern | None:
+        return None if self.seen is None else self.seen.add(self.A.detach())
 
     @property
     def constant(self) -> bool:
@@ -43,10 +49,10 @@ class LinearMap(Map):
         return needing_grad(self.A)
 
     def detached(self, leaves: dict[int, Tensor]) -> LinearMap:
-        return LinearMap(cut(self.A, leaves))
+        return LinearMap(cut(self.A, leaves), self.seen)
 
     def select(self, index: Tensor) -> LinearMap:
-        return self if self.A.ndim == 2 else LinearMap(self.A[index])
+        return self if self.A.ndim == 2 else LinearMap(self.A[index], self.seen)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         if self.A.requires_grad:
@@ -66,8 +72,15 @@ class IdentityMap(Map):
     def constant(self) -> bool:
         return True
 
+    @property
+    def pattern(self) -> Pattern | None:
+        return identity(self.rows)
+
     def value(self, y: Tensor) -> Tensor:
         return y
+
+    def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
+        return torch.ones_like(y)
 
     def jacobian(self, y: Tensor) -> Tensor:
         return torch.eye(self.rows, dtype=y.dtype, device=y.device)

@@ -15,6 +15,8 @@ from snarenet.constraints.maps.base import (
     times,
     transposed_times,
 )
+from snarenet.constraints.sparsity import Pattern
+from snarenet.constraints.structure import Seen
 
 
 class QuadraticMap(Map):
@@ -24,9 +26,22 @@ class QuadraticMap(Map):
     The Jacobian is $y'(H_i + H_i') + G_i$, so a pair (a, t) pulls back to $\sum_i a_i (H_i + H_i') t$.
     """
 
-    def __init__(self, H: Tensor, G: Tensor, diagonal: bool) -> None:
-        self.H, self.G, self.diagonal = H, G, diagonal
+    def __init__(self, H: Tensor, G: Tensor, diagonal: bool, seen: Seen | None = None) -> None:
+        self.H, self.G, self.diagonal, self.seen = H, G, diagonal, seen
         self.rows, self.diagonal_hessian = G.shape[-2], diagonal
+
+    @property
+    def pattern(self) -> Pattern | None:
+        if self.seen is None:
+            return None
+        H = self.H.detach()
+        return self.seen.add(H if self.diagonal else ((H != 0) | (H.mT != 0)).any(-1), self.G.detach())
+
+    def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
+        if not self.diagonal:
+            return super().entries(y, pattern)
+        column = y[:, pattern.on(y.device)[1]]
+        return pattern.gather(self.G) + 2 * pattern.gather(self.H) * column
 
     def _hessian_times(self, t: Tensor) -> Tensor:
         """(H_i + H_i') t for every row i: (B, rows, n)."""
@@ -73,13 +88,13 @@ class QuadraticMap(Map):
         return needing_grad(self.H, self.G)
 
     def detached(self, leaves: dict[int, Tensor]) -> QuadraticMap:
-        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal)
+        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal, self.seen)
 
     def select(self, index: Tensor) -> QuadraticMap:
         shared = 2 if self.diagonal else 3
         H = self.H if self.H.ndim == shared else self.H[index]
         G = self.G if self.G.ndim == 2 else self.G[index]
-        return QuadraticMap(H, G, self.diagonal)
+        return QuadraticMap(H, G, self.diagonal, self.seen)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         if self.H.requires_grad or self.G.requires_grad:

@@ -15,6 +15,7 @@ from torch import Tensor
 from snarenet.constraints.maps.base import Pairs, times, transposed_times
 from snarenet.constraints.maps.linear import LinearMap
 from snarenet.constraints.sparse import SparseMatrix
+from snarenet.constraints.sparsity import Pattern
 
 
 class SparseMap(LinearMap):
@@ -27,6 +28,7 @@ class SparseMap(LinearMap):
         squares = matrix.values.to(dtype).square()
         self._norms = squares.new_zeros(self.rows).index_add(0, matrix.indices[0], squares)
         self._dense: Tensor | None = None
+        self._pattern: Pattern | None = None
 
     @property
     def A(self) -> Tensor:  # noqa: N802  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -39,6 +41,16 @@ class SparseMap(LinearMap):
     def constant(self) -> bool:
         """It always is, but direct routes may not know where they could not hold it."""
         return self._matrix.small
+
+    @property
+    def pattern(self) -> Pattern | None:
+        if self._pattern is None:
+            row, col = self._matrix.indices.cpu()
+            self._pattern = Pattern(row, col, (self.rows, self._matrix.shape[1]))
+        return self._pattern
+
+    def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
+        return self._matrix.values.to(y.dtype).expand(len(y), -1)
 
     def value(self, y: Tensor) -> Tensor:
         return _product(y, self, False)

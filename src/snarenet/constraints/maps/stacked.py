@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps.base import Linearization, Map, Pairs, add
+from snarenet.constraints.sparsity import Pattern
 
 
 def _join(blocks: list[Tensor], empty: Tensor, dim: int = 1) -> Tensor:
@@ -24,6 +25,12 @@ def _below(blocks: list[Tensor], y: Tensor) -> Tensor:
     return _join(blocks, y.new_empty(0, y.shape[1]), -2)
 
 
+def _stacked(patterns: list[Pattern | None]) -> Pattern | None:
+    """The patterns one below the other, if all parts have one."""
+    known = [pattern for pattern in patterns if pattern is not None]
+    return Pattern.stack(known) if known and len(known) == len(patterns) else None
+
+
 class StackedMap(Map):
     """The rows of several maps, one below the other."""
 
@@ -37,6 +44,10 @@ class StackedMap(Map):
     @property
     def parts(self) -> tuple[Map, ...]:
         return self._parts
+
+    @property
+    def pattern(self) -> Pattern | None:
+        return _stacked([part.pattern for part in self.parts])
 
     def value(self, y: Tensor) -> Tensor:
         return _join([part.value(y) for part in self.parts], y.new_empty(y.shape[0], 0))
@@ -92,6 +103,14 @@ class _StackedLinearization(Linearization):
     def __init__(self, map: StackedMap, y: Tensor) -> None:
         super().__init__(map, y)
         self.parts, self.sizes = [part.linearize(y) for part in map.parts], map.sizes
+
+    @property
+    def pattern(self) -> Pattern | None:
+        return _stacked([part.pattern for part in self.parts])
+
+    @property
+    def values(self) -> Tensor:
+        return torch.cat([part.values.T for part in self.parts]).T  # the batch stays the fastest axis
 
     def jvp(self, direction: Tensor) -> Tensor:
         return _join([part.jvp(direction) for part in self.parts], self.y.new_empty(self.y.shape[0], 0))
