@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from snarenet.linalg.ordering import Graph, minimum_degree, nested_dissection
 
-# Time of a front in microseconds, fitted on one core of an AMD EPYC in float64; only ratios matter.
+# Times in microseconds, fitted on one core of an AMD EPYC in float64; only ratios matter.
 _CALL = 100.0  # of one group of fronts in a batch, whatever their number: its dozen torch operations
 _FRONT = 0.3  # of one front: a call of LAPACK
 _ENTRY = 2.5e-3  # of one entry of a front: assembled and copied
 _FLOP = 0.1e-3  # of one multiplication and addition
+_PRODUCT = 4e-3  # of one product of two nonzeros, added to its place
 _BATCH = 32  # samples that a call's time is shared by
 _MERGE = (0.3, 1.0, 3.0, 10.0, 30.0)  # what a front is taken to cost when fronts are merged: several are tried
 
@@ -66,9 +67,14 @@ def front_cost(pivots: int, border: int, front: float = _FRONT) -> float:
     return front + _ENTRY * size**2 + _FLOP * flops
 
 
-def dense_cost(size: int, gram: float) -> float:
-    """Microseconds to factor and solve with one dense matrix, and to form it with `gram` multiplications."""
-    return _CALL / _BATCH + front_cost(size, 0) + _FLOP / 2 * gram
+def gram_cost(products: int) -> float:
+    """Microseconds for so many products of two nonzeros."""
+    return _PRODUCT * products
+
+
+def dense_cost(size: int, length: int) -> float:
+    """Microseconds for one dense matrix: K K' with K (size, length), its factor and a solve."""
+    return _CALL / _BATCH / 4 + 4e-3 * size**2 + _FLOP * size**2 * (size / 9 + 0.4 * length)
 
 
 def best_tree(graph: Graph) -> Tree:
@@ -98,10 +104,11 @@ def _supernodes(graph: Graph, order: list[int]) -> tuple[list[Front], list[int]]
         last = fronts[-1] if fronts else None
         if last and k in below[k - 1] and children[k] == 1 and len(below[k - 1]) == len(below[k]) + 1:
             last.pivots.append(k)
-            last.border = sorted(below[k])
         else:
-            fronts.append(Front([k], sorted(below[k])))
+            fronts.append(Front([k], []))
         owner[k] = len(fronts) - 1
+    for front in fronts:
+        front.border = sorted(below[front.pivots[-1]])
     return fronts, [owner[front.border[0]] if front.border else -1 for front in fronts]
 
 

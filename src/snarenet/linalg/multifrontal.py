@@ -11,7 +11,7 @@ up and $x_p = T^\top [y;\, x_u]$ on the way down, one product each. No operation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -58,14 +58,17 @@ class Cliques:
 class _Step:
     """What the numbers of one group need: shapes and places.
 
-    Fronts lie one after the other in rows of `size` entries. `source` are places among everything that may be added,
-    [products | diagonal | 1 | what fronts leave for their parents], `target` those in the fronts.
+    A front gets products of the nonzeros `first` and `second`, and the entries `taken` of what earlier fronts left and
+    of the diagonal, which is extended by a 1 for padded pivots. `target` are their places in the group's fronts, which
+    lie one after the other. What these leave goes to `left`.
     """
 
     count: int
     pivots: int
     border: int
-    source: Tensor
+    first: Tensor
+    second: Tensor
+    taken: Tensor
     target: Tensor
     left: slice
     pivot_nodes: Tensor
@@ -76,43 +79,33 @@ class _Step:
         return self.pivots + self.border
 
     def to(self, device: torch.device) -> _Step:
-        places = (self.source, self.target, self.pivot_nodes, self.border_nodes)
-        source, target, pivots, border = (place.to(device) for place in places)
-        return _Step(self.count, self.pivots, self.border, source, target, self.left, pivots, border)
+        changed = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _Step(**{name: v.to(device) if isinstance(v, Tensor) else v for name, v in changed.items()})
 
 
 class Multifrontal:
     """The pattern's part, made once: order, fronts and places."""
 
-    def __init__(self, cliques: Cliques, tree: Tree | None = None) -> None:
+    def __init__(self, cliques: Cliques) -> None:
         self.size = cliques.size
-        self.tree = best_tree(cliques.graph()) if tree is None else tree
-        first, second = cliques.pairs()
-        self._first, self._second = torch.from_numpy(first), torch.from_numpy(second)
-        self._steps, self._entries = _Places(self.tree, len(first)).steps(cliques.nodes[first], cliques.nodes[second])
+        self.tree = best_tree(cliques.graph())
+        self._steps, self._entries = _Places(self.tree, cliques).steps()
 
     def factor(self, values: Tensor, diagonal: Tensor) -> Factor:
         """The factors for nonzeros (B, count) and diagonals (B, size)."""
-        self._move(values.device)
+        if self._steps and self._steps[0].target.device != values.device:
+            self._steps = [step.to(values.device) for step in self._steps]
         batch = len(values)
         pool = values.new_empty(batch, self._entries)
-        count = len(self._first)
-        torch.mul(_take(values, self._first), _take(values, self._second), out=pool[:, :count])
-        pool[:, count : count + self.size] = diagonal
-        pool[:, count + self.size] = 1
-        info = torch.zeros(batch, dtype=torch.int32, device=values.device)
-        factors = []
+        pool[:, : self.size] = diagonal
+        pool[:, self.size] = 1
+        factors, codes = [], [torch.zeros(batch, 1, dtype=torch.int32, device=values.device)]
         for step in self._steps:
-            transfer, code, left = _eliminate(step, _assemble(step, pool))
-            pool[:, step.left] = left.reshape(batch, -1)
-            info = torch.maximum(info, code.view(batch, step.count).amax(1))
+            transfer, code, left = _eliminate(step, _assemble(step, values, pool))
+            pool[:, step.left] = left.reshape(batch, step.count * step.border**2)
+            codes.append(code.view(batch, step.count))
             factors.append(transfer)
-        return Factor(self._steps, factors, info)
-
-    def _move(self, device: torch.device) -> None:
-        if self._first.device != device:
-            self._first, self._second = self._first.to(device), self._second.to(device)
-            self._steps = [step.to(device) for step in self._steps]
+        return Factor(self._steps, factors, torch.cat(codes, 1).amax(1))
 
 
 @dataclass(frozen=True)
@@ -129,26 +122,32 @@ class Factor:
         x = torch.cat([rhs, rhs.new_zeros(batch, width, 1)], 2)  # the last place is that of padding
         halves = []
         for step, transfer in zip(self.steps, self.transfers, strict=True):
-            both = transfer @ _columns(_take(x, step.pivot_nodes), step.count)
+            both = transfer @ _columns(take(x, step.pivot_nodes), step.count)
             halves.append(both[:, : step.pivots])
             if step.border:
-                change = both[:, step.pivots :].view(batch, step.count, step.border, width)
-                change = change.permute(0, 3, 1, 2).reshape(batch, width, -1)
+                change = _rows(both[:, step.pivots :], batch)
                 x.scatter_add_(2, step.border_nodes.expand_as(change), change)
         for step, transfer, half in reversed(list(zip(self.steps, self.transfers, halves, strict=True))):
             if step.border:
-                half = torch.cat([half, _columns(_take(x, step.border_nodes), step.count)], 1)
-            found = (transfer.mT @ half).view(batch, step.count, step.pivots, width)
-            found = found.permute(0, 3, 1, 2).reshape(batch, width, -1)
+                half = torch.cat([half, _columns(take(x, step.border_nodes), step.count)], 1)
+            found = _rows(transfer.mT @ half, batch)
             x.scatter_(2, step.pivot_nodes.expand_as(found), found)
         return x[..., :-1]
+
+    def replaced(self, samples: Tensor, other: Factor) -> Factor:
+        """The same with the factors of another for these samples (their places)."""
+        batch, transfers = len(self.info), []
+        for step, mine, new in zip(self.steps, self.transfers, other.transfers, strict=True):
+            apart = mine.unflatten(0, (batch, step.count))
+            transfers.append(apart.index_copy(0, samples, new.unflatten(0, (len(samples), step.count))).flatten(0, 1))
+        return Factor(self.steps, transfers, self.info.index_copy(0, samples, other.info))
 
     @property
     def bytes(self) -> int:
         return sum(transfer.numel() * transfer.element_size() for transfer in self.transfers)
 
 
-def _take(values: Tensor, places: Tensor) -> Tensor:
+def take(values: Tensor, places: Tensor) -> Tensor:
     """values[..., places]; `gather` is faster here than indexing."""
     return values.gather(-1, places.expand(*values.shape[:-1], -1))
 
@@ -156,14 +155,23 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
 def _columns(values: Tensor, count: int) -> Tensor:
     """(B, k, count * s) as matrices (B * count, s, k)."""
     batch, width, entries = values.shape
-    return values.view(batch, width, count, entries // count).permute(0, 2, 3, 1).reshape(-1, entries // count, width)
+    size = entries // count
+    return values.view(batch, width, count, size).permute(0, 2, 3, 1).reshape(batch * count, size, width)
 
 
-def _assemble(step: _Step, pool: Tensor) -> Tensor:
+def _rows(matrices: Tensor, batch: int) -> Tensor:
+    """Matrices (B * count, s, k) as (B, k, count * s)."""
+    total, size, width = matrices.shape
+    count = total // max(batch, 1)
+    return matrices.reshape(batch, count, size, width).permute(0, 3, 1, 2).reshape(batch, width, count * size)
+
+
+def _assemble(step: _Step, values: Tensor, pool: Tensor) -> Tensor:
     """The lower halves of a group's fronts: (B * fronts, size, size)."""
     fronts = pool.new_zeros(len(pool), step.count * step.size**2)
-    fronts.scatter_add_(1, step.target.expand(len(pool), -1), _take(pool, step.source))
-    return fronts.view(-1, step.size, step.size)
+    added = torch.cat([take(values, step.first) * take(values, step.second), take(pool, step.taken)], 1)
+    fronts.scatter_add_(1, step.target.expand(len(pool), -1), added)
+    return fronts.view(len(pool) * step.count, step.size, step.size)
 
 
 def _eliminate(step: _Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,31 +190,29 @@ def _eliminate(step: _Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _Places:
     """Turns a tree into places in memory."""
 
-    def __init__(self, tree: Tree, products: int) -> None:
-        self.tree, self.products, self.size = tree, products, len(tree.order)
-        self.place = np.empty(self.size, np.int64)  # node -> place in the order
-        self.place[np.asarray(tree.order, np.int64)] = np.arange(self.size)
-        self.owner = np.empty(self.size, np.int64)  # place -> front that has it as a pivot
+    def __init__(self, tree: Tree, cliques: Cliques) -> None:
+        self.tree, self.size = tree, cliques.size
+        place = np.empty(self.size, np.int64)  # node -> place in the order
+        place[np.asarray(tree.order, np.int64)] = np.arange(self.size)
+        owner = np.empty(self.size, np.int64)  # place -> front that has it as a pivot
         for k, front in enumerate(tree.fronts):
-            self.owner[front.pivots] = k
+            owner[front.pivots] = k
+        first, second = cliques.pairs()
+        one, other = place[cliques.nodes[first]], place[cliques.nodes[second]]
+        self.first, self.second = first, second
+        self.rows, self.columns = np.maximum(one, other), np.minimum(one, other)
+        order = np.argsort(owner[self.columns], kind="stable")
+        bounds = np.searchsorted(owner[self.columns][order], np.arange(len(tree.fronts) + 1))
+        self.own = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]  # front -> its products
         self.children: list[list[int]] = [[] for _ in tree.fronts]
         for k, parent in enumerate(tree.parents):
             if parent >= 0:
                 self.children[parent].append(k)
-
-    def steps(self, first: np.ndarray, second: np.ndarray) -> tuple[list[_Step], int]:
-        """The steps for products of nonzeros at nodes `first` and `second`, and how many entries the pool has."""
-        rows, columns = self.place[first], self.place[second]
-        rows, columns = np.maximum(rows, columns), np.minimum(rows, columns)
-        diagonal = np.arange(self.size)
-        self.rows, self.columns = np.concatenate([rows, self.place]), np.concatenate([columns, self.place])
-        order = np.argsort(self.owner[self.columns], kind="stable")
-        bounds = np.searchsorted(self.owner[self.columns][order], np.arange(len(self.tree.fronts) + 1))
-        self.own = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        assert len(diagonal) == self.size
-        stop = self.products + self.size + 1
         self.left: dict[int, tuple[int, int]] = {}  # front -> where what it leaves begins, and the length of its rows
-        steps = []
+
+    def steps(self) -> tuple[list[_Step], int]:
+        """The steps, and how many entries the pool has."""
+        stop, steps = self.size + 1, []
         for group in self.tree.groups:
             steps.append(self._step(group, stop))
             for slot, k in enumerate(group.fronts):
@@ -215,39 +221,40 @@ class _Places:
         return steps, stop
 
     def _step(self, group: Group, start: int) -> _Step:
-        source, target, pivots, border = [], [], [], []
-        for slot, k in enumerate(group.fronts):
-            front = self.tree.fronts[k]
-            found = self._front(k, front, group)
-            source.append(found[0])
-            target.append(found[1] + slot * group.size**2)
-            pivots.append(self._padded(front.pivots, group.pivots))
-            border.append(self._padded(front.border, group.border))
-        length = len(group.fronts) * group.border**2
-        tensors = (torch.from_numpy(np.concatenate(places)) for places in (source, target, pivots, border))
-        source, target, pivots, border = tensors
-        left = slice(start, start + length)
-        return _Step(len(group.fronts), group.pivots, group.border, source, target, left, pivots, border)
+        own = [self.own[k] for k in group.fronts]
+        places = [self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts)]
+        products = np.concatenate(own)
+        return _Step(
+            len(group.fronts),
+            group.pivots,
+            group.border,
+            torch.from_numpy(self.first[products]),
+            torch.from_numpy(self.second[products]),
+            torch.from_numpy(np.concatenate([taken for _, taken, _ in places])),
+            torch.from_numpy(np.concatenate([*(into for into, _, _ in places), *(into for _, _, into in places)])),
+            slice(start, start + len(group.fronts) * group.border**2),
+            torch.from_numpy(np.concatenate([self._nodes(self.tree.fronts[k].pivots, group.pivots) for k in group.fronts])),
+            torch.from_numpy(np.concatenate([self._nodes(self.tree.fronts[k].border, group.border) for k in group.fronts])),
+        )
 
-    def _padded(self, places: list[int], length: int) -> np.ndarray:
-        nodes = np.asarray(self.tree.order, np.int64)[places] if places else np.empty(0, np.int64)
-        return np.concatenate([nodes, np.full(length - len(places), self.size, np.int64)])
+    def _nodes(self, places: list[int], length: int) -> np.ndarray:
+        """The nodes at these places, filled up with one that does not exist."""
+        nodes = [self.tree.order[place] for place in places]
+        return np.array(nodes + [self.size] * (length - len(nodes)), np.int64)
 
-    def _front(self, k: int, front: Front, group: Group) -> tuple[np.ndarray, np.ndarray]:
-        """Places of what is added to one front, and where; a padded pivot gets a 1 on its diagonal."""
+    def _front(self, k: int, group: Group, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the products of one front go, which entries of the pool are taken, and where these go."""
+        front, size = self.tree.fronts[k], group.size
         local = {place: i for i, place in enumerate(front.pivots)}
         local |= {place: group.pivots + i for i, place in enumerate(front.border)}
-        own = self.own[k]
-        rows = np.array([local[place] for place in self.rows[own].tolist()], np.int64)
-        columns = np.array([local[place] for place in self.columns[own].tolist()], np.int64)
-        source, target = [own], [rows * group.size + columns]
+        rows = np.array([local[place] for place in self.rows[self.own[k]].tolist()], np.int64)
+        columns = np.array([local[place] for place in self.columns[self.own[k]].tolist()], np.int64)
+        taken = [self._nodes(front.pivots, group.pivots)]
+        target = [np.arange(group.pivots) * (size + 1)]
         for child in self.children[k]:
-            start, length = self.left[child]
+            begin, length = self.left[child]
             inside = np.array([local[place] for place in self.tree.fronts[child].border], np.int64)
             i, j = np.tril_indices(len(inside))
-            source.append(start + i * length + j)
-            target.append(inside[i] * group.size + inside[j])
-        spare = np.arange(len(front.pivots), group.pivots)
-        source.append(np.full(len(spare), self.products + self.size))
-        target.append(spare * (group.size + 1))
-        return np.concatenate(source), np.concatenate(target)
+            taken.append(begin + i * length + j)
+            target.append(inside[i] * size + inside[j])
+        return start + rows * size + columns, np.concatenate(taken), start + np.concatenate(target)

@@ -17,7 +17,8 @@ _MIDDLE = (0.3, 0.7)  # a separator leaves at least this share of the nodes befo
 def minimum_degree(graph: Graph) -> list[int]:
     """The node with the fewest neighbours first, its neighbours joined to each other, and so on: little fill.
 
-    Joined neighbours are kept as one set per eliminated node (a quotient graph), never as edges.
+    Joined neighbours are kept as one set per eliminated node (a quotient graph), never as edges, and a degree is the
+    bound of the approximate minimum degree method: what two sets share outside the last front is counted twice.
     """
     direct = [set(neighbours) for neighbours in graph]
     cliques: list[set[int]] = [set() for _ in graph]  # the eliminated nodes whose sets a node is in
@@ -25,25 +26,29 @@ def minimum_degree(graph: Graph) -> list[int]:
     degree = [len(neighbours) for neighbours in graph]
     queue = [(count, node) for node, count in enumerate(degree)]
     heapq.heapify(queue)
-    order = []
+    order: list[int] = []
     while queue:
         count, node = heapq.heappop(queue)
         if count != degree[node]:
             continue  # an old entry
+        if count >= len(graph) - len(order) - 1:  # all that are left are neighbours of each other
+            return order + [left for left, known in enumerate(degree) if known >= 0]
         order.append(node)
         degree[node] = -1
         swallowed = cliques[node]
         front = direct[node].union(*(members.pop(clique) for clique in swallowed))
         front.discard(node)
+        outside: dict[int, int] = {}  # of every other set that meets the front: its members outside
+        for other in front:
+            cliques[other] -= swallowed
+            for clique in cliques[other]:
+                outside[clique] = outside.get(clique, len(members[clique])) - 1
         members[node] = front
         for other in front:
-            direct[other] -= front
-            direct[other].discard(node)
-            cliques[other] -= swallowed
+            direct[other] = {one for one in direct[other] if one != node and one not in front}
+            bound = len(direct[other]) + len(front) - 1 + sum(outside[clique] for clique in cliques[other])
             cliques[other].add(node)
-        for other in front:
-            # `other` is in its own cliques, of which there is now at least one
-            degree[other] = len(direct[other].union(*(members[clique] for clique in cliques[other]))) - 1
+            degree[other] = min(bound, len(graph) - len(order) - 1)
             heapq.heappush(queue, (degree[other], other))
     return order
 
