@@ -118,7 +118,9 @@ class GramFactor:
 
     @property
     def bytes(self) -> int:
-        return self.core.bytes + sum(t.numel() * t.element_size() for t in (self.C, self.Z, self.lower) if t is not None)
+        return self.core.bytes + sum(
+            t.numel() * t.element_size() for t in (self.C, self.Z, self.lower) if t is not None
+        )
 
     def solve(self, rhs: Tensor) -> Tensor:
         """The solutions (B, k, size) for right-hand sides (B, k, size)."""

@@ -1,4 +1,4 @@
-r"""`Multifrontal`: Cholesky factors of a batch of $\mathrm{diag}(\delta) + \sum_c k_c k_c^\top$ with one sparse pattern.
+r"""`Multifrontal`: Cholesky factors of a batch of $\mathrm{diag}(\delta) + \sum_c k_c k_c^\top$ on one sparse pattern.
 
 Each front (see `fronts`) is assembled from products of nonzeros and from what its children left, all samples and all
 fronts of a group at once. With its pivots p and border u,
@@ -12,12 +12,13 @@ up and $x_p = T^\top [y;\, x_u]$ on the way down, one product each. No operation
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.linalg.fronts import Front, Group, Tree, best_tree
+from snarenet.linalg.fronts import Group, Tree, best_tree
 from snarenet.linalg.ordering import Graph
 
 
@@ -122,15 +123,15 @@ class Factor:
         x = torch.cat([rhs, rhs.new_zeros(batch, width, 1)], 2)  # the last place is that of padding
         halves = []
         for step, transfer in zip(self.steps, self.transfers, strict=True):
-            both = transfer @ _columns(take(x, step.pivot_nodes), step.count)
+            both = _product(transfer, _columns(take(x, step.pivot_nodes), step.count))
             halves.append(both[:, : step.pivots])
             if step.border:
-                change = _rows(both[:, step.pivots :], batch)
+                change = _rows(both[:, step.pivots :], batch, step.count)
                 x.scatter_add_(2, step.border_nodes.expand_as(change), change)
         for step, transfer, half in reversed(list(zip(self.steps, self.transfers, halves, strict=True))):
             if step.border:
                 half = torch.cat([half, _columns(take(x, step.border_nodes), step.count)], 1)
-            found = _rows(transfer.mT @ half, batch)
+            found = _rows(_product(transfer.mT, half), batch, step.count)
             x.scatter_(2, step.pivot_nodes.expand_as(found), found)
         return x[..., :-1]
 
@@ -159,11 +160,17 @@ def _columns(values: Tensor, count: int) -> Tensor:
     return values.view(batch, width, count, size).permute(0, 2, 3, 1).reshape(batch * count, size, width)
 
 
-def _rows(matrices: Tensor, batch: int) -> Tensor:
+def _rows(matrices: Tensor, batch: int, count: int) -> Tensor:
     """Matrices (B * count, s, k) as (B, k, count * s)."""
-    total, size, width = matrices.shape
-    count = total // max(batch, 1)
+    _, size, width = matrices.shape
     return matrices.reshape(batch, count, size, width).permute(0, 3, 1, 2).reshape(batch, width, count * size)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Products of matrices. A single one would go another way than one of many, and end in other bits."""
+    if len(left) == 1:
+        return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    return torch.bmm(left, right)
 
 
 def _assemble(step: _Step, values: Tensor, pool: Tensor) -> Tensor:
@@ -182,9 +189,9 @@ def _eliminate(step: _Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
     if not step.border:
         return inverse, code, fronts.new_empty(len(fronts), 0)
-    half = fronts[:, p:, :p] @ inverse.mT  # Z'
+    half = _product(fronts[:, p:, :p], inverse.mT)  # Z'
     left = torch.baddbmm(fronts[:, p:, p:], half, half.mT, alpha=-1)
-    return torch.cat([inverse, torch.bmm(half, inverse).neg_()], 1), code, left
+    return torch.cat([inverse, _product(half, inverse).neg_()], 1), code, left
 
 
 class _Places:
@@ -203,7 +210,7 @@ class _Places:
         self.rows, self.columns = np.maximum(one, other), np.minimum(one, other)
         order = np.argsort(owner[self.columns], kind="stable")
         bounds = np.searchsorted(owner[self.columns][order], np.arange(len(tree.fronts) + 1))
-        self.own = [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]  # front -> its products
+        self.own = [order[a:b] for a, b in pairwise(bounds.tolist())]  # front -> its products
         self.children: list[list[int]] = [[] for _ in tree.fronts]
         for k, parent in enumerate(tree.parents):
             if parent >= 0:
@@ -233,8 +240,12 @@ class _Places:
             torch.from_numpy(np.concatenate([taken for _, taken, _ in places])),
             torch.from_numpy(np.concatenate([*(into for into, _, _ in places), *(into for _, _, into in places)])),
             slice(start, start + len(group.fronts) * group.border**2),
-            torch.from_numpy(np.concatenate([self._nodes(self.tree.fronts[k].pivots, group.pivots) for k in group.fronts])),
-            torch.from_numpy(np.concatenate([self._nodes(self.tree.fronts[k].border, group.border) for k in group.fronts])),
+            torch.from_numpy(
+                np.concatenate([self._nodes(self.tree.fronts[k].pivots, group.pivots) for k in group.fronts])
+            ),
+            torch.from_numpy(
+                np.concatenate([self._nodes(self.tree.fronts[k].border, group.border) for k in group.fronts])
+            ),
         )
 
     def _nodes(self, places: list[int], length: int) -> np.ndarray:

@@ -43,8 +43,12 @@ def minimum_degree(graph: Graph) -> list[int]:
             cliques[other] -= swallowed
             for clique in cliques[other]:
                 outside[clique] = outside.get(clique, len(members[clique])) - 1
+        inside = {clique for clique, count in outside.items() if not count}  # they say nothing that the front does not
+        for clique in inside:
+            del members[clique]
         members[node] = front
         for other in front:
+            cliques[other] -= inside
             direct[other] = {one for one in direct[other] if one != node and one not in front}
             bound = len(direct[other]) + len(front) - 1 + sum(outside[clique] for clique in cliques[other])
             cliques[other].add(node)
@@ -100,7 +104,9 @@ def _levels(graph: Graph, nodes: set[int], start: int) -> list[set[int]]:
 def _separator(graph: Graph, nodes: set[int]) -> set[int]:
     """A small set of nodes near the middle of a connected set."""
     levels = _levels(graph, nodes, min(nodes))
-    while len(longer := _levels(graph, nodes, min(levels[-1], key=lambda node: (len(graph[node]), node)))) > len(levels):
+    while len(longer := _levels(graph, nodes, min(levels[-1], key=lambda node: (len(graph[node]), node)))) > len(
+        levels
+    ):
         levels = longer  # from the far end: a longer way has smaller levels
     before, best, found = 0, (True, len(nodes) + 1), nodes
     for k, level in enumerate(levels[:-1]):

@@ -7,9 +7,9 @@ $$ (J W^{-1} J^\top + \mathrm{diag}(\delta))\, \mu = r, $$
 where a row that is not in use counts as one of the identity. Two forms give the same $\mu$:
 
 - *dual*: this matrix, m by m;
-- *primal*: $\mu = \delta^{-1} (r - J d)$ with $(W + J^\top \delta^{-1} J)\, d = J^\top \delta^{-1} r$, n by n, in variables
-  scaled by $W^{1/2}$, so that fixed ones need no infinity. Rows cost it nothing but products, however many there are.
-  It needs $\delta > 0$, and what a small damping cancels is got back by a step of refinement.
+- *primal*: $\mu = \delta^{-1} (r - J d)$ with $(W + J^\top \delta^{-1} J)\, d = J^\top \delta^{-1} r$, n by n, in
+  variables scaled by $W^{1/2}$, so that fixed ones need no infinity. Rows cost it nothing but products, however many
+  there are. It needs $\delta > 0$, and refinement gets back what a small damping cancels.
 
 Order, fronts and places are found once for the pattern; factors and solves are for the whole batch, and no operation
 mixes samples. The same factor serves the step and its adjoint.
@@ -26,10 +26,13 @@ from torch import Tensor
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
 from snarenet.linalg.multifrontal import take
+from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
 
 _PRIMAL = 0.7  # share of the dual's cost below which the primal form is worth its refinement
+_ROUNDING = 1000.0  # roundings of the right-hand side up to which a residual is left as it is
+_REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
 _HOPELESS = 1.5  # times the products of nonzeros from which on a form is not even ordered
 
 
@@ -71,9 +74,7 @@ class SparseNormal:
         form: "dual", "primal", or "auto" for the cheaper one by the estimate.
     """
 
-    def __init__(
-        self, row: Tensor, col: Tensor, shape: tuple[int, int], form: Form | Literal["auto"] = "auto"
-    ) -> None:
+    def __init__(self, row: Tensor, col: Tensor, shape: tuple[int, int], form: Form | Literal["auto"] = "auto") -> None:
         self.shape = shape
         _check_places(row, col, shape)
         self.row, self.col = row, col
@@ -85,7 +86,7 @@ class SparseNormal:
             ends[name] = SparseGram(nodes, vectors, shape[name == "primal"])
         self.form: Form = forms[0] if len(forms) == 1 else _cheaper(ends)
         self.gram = ends[self.form]
-        self.refinements = 0 if self.form == "dual" and not self.gram.rank else 1
+        self.refines = self.form == "primal" or self.gram.rank > 0  # are there differences of large numbers?
 
     @property
     def estimate(self) -> Estimate:
@@ -160,9 +161,24 @@ class SparseFactor:
         return self.normal.times(self.values, d) + self.damping.unsqueeze(1) * w
 
     def _refined(self, rhs: Tensor) -> Tensor:
+        """The solution, refined as long as that halves the residual of a sample; who needs it changes no one else."""
         found = self._once(rhs)
-        for _ in range(self.normal.refinements):
-            found = found + self._once(rhs - self.times(found))
+        if not self.normal.refines:
+            return found
+        goal = _ROUNDING * torch.finfo(rhs.dtype).eps * rhs.norm(dim=2, keepdim=True)
+        residual = rhs - self.times(found)
+        size = residual.norm(dim=2, keepdim=True)
+        going = size > goal
+        for _ in range(_REFINEMENTS):
+            if not tracing() and not bool(going.any()):
+                break
+            trial = found + self._once(residual)
+            left = rhs - self.times(trial)
+            now = left.norm(dim=2, keepdim=True)
+            better = going & (now < size)
+            found, residual = torch.where(better, trial, found), torch.where(better, left, residual)
+            going = better & (now > goal) & (now < size / 2)
+            size = torch.where(better, now, size)
         return found
 
     def _once(self, rhs: Tensor) -> Tensor:
@@ -182,8 +198,12 @@ class SparseFactor:
 def _cheaper(ends: dict[Form, SparseGram]) -> Form:
     """The form with the lower cost; the dual one unless the other is clearly lower."""
     dual, primal = ends["dual"], ends["primal"]
-    if dual.full or primal.full:
-        return "dual" if dual.products / max(1, dual.size) ** 2 <= primal.products / max(1, primal.size) ** 2 else "primal"
+    if dual.full or primal.full:  # the one that fills less
+        return (
+            "dual" if dual.products / max(1, dual.size) ** 2 <= primal.products / max(1, primal.size) ** 2 else "primal"
+        )
+    if primal.rank:  # setting rows aside and dividing by a small damping together cost too many digits
+        return "dual"
     if dual.products > _HOPELESS * primal.products:
         return "primal"
     if primal.products > _HOPELESS * dual.products:
@@ -199,7 +219,9 @@ def _sums(values: Tensor, v: Tensor, source: Tensor, target: Tensor, size: int) 
 
 def _check_places(row: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
     if row.shape != col.shape or row.ndim != 1:
-        raise ValueError(f"`row` and `col` must be vectors of one length, got {tuple(row.shape)} and {tuple(col.shape)}")
+        raise ValueError(
+            f"`row` and `col` must be vectors of one length, got {tuple(row.shape)} and {tuple(col.shape)}"
+        )
     for name, index, limit in (("row", row, shape[0]), ("col", col, shape[1])):
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < limit:
             raise ValueError(f"`{name}` must be from 0 to {limit - 1}, got {int(index.min())} to {int(index.max())}")
