@@ -11,7 +11,7 @@ up and $x_p = T^\top [y;\, x_u]$ on the way down, one product each. No operation
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -80,8 +80,15 @@ class _Step:
         return self.pivots + self.border
 
     def to(self, device: torch.device) -> _Step:
-        changed = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _Step(**{name: v.to(device) if isinstance(v, Tensor) else v for name, v in changed.items()})
+        return replace(
+            self,
+            first=self.first.to(device),
+            second=self.second.to(device),
+            taken=self.taken.to(device),
+            target=self.target.to(device),
+            pivot_nodes=self.pivot_nodes.to(device),
+            border_nodes=self.border_nodes.to(device),
+        )
 
 
 class Multifrontal:
@@ -228,24 +235,22 @@ class _Places:
         return steps, stop
 
     def _step(self, group: Group, start: int) -> _Step:
-        own = [self.own[k] for k in group.fronts]
-        places = [self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts)]
-        products = np.concatenate(own)
+        fronts = [self.tree.fronts[k] for k in group.fronts]
+        products = np.concatenate([self.own[k] for k in group.fronts])
+        into, taken, added = zip(
+            *(self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts)), strict=True
+        )
         return _Step(
-            len(group.fronts),
+            len(fronts),
             group.pivots,
             group.border,
-            torch.from_numpy(self.first[products]),
-            torch.from_numpy(self.second[products]),
-            torch.from_numpy(np.concatenate([taken for _, taken, _ in places])),
-            torch.from_numpy(np.concatenate([*(into for into, _, _ in places), *(into for _, _, into in places)])),
-            slice(start, start + len(group.fronts) * group.border**2),
-            torch.from_numpy(
-                np.concatenate([self._nodes(self.tree.fronts[k].pivots, group.pivots) for k in group.fronts])
-            ),
-            torch.from_numpy(
-                np.concatenate([self._nodes(self.tree.fronts[k].border, group.border) for k in group.fronts])
-            ),
+            first=torch.from_numpy(self.first[products]),
+            second=torch.from_numpy(self.second[products]),
+            taken=torch.from_numpy(np.concatenate(taken)),
+            target=torch.from_numpy(np.concatenate(into + added)),
+            left=slice(start, start + len(fronts) * group.border**2),
+            pivot_nodes=torch.from_numpy(np.concatenate([self._nodes(f.pivots, group.pivots) for f in fronts])),
+            border_nodes=torch.from_numpy(np.concatenate([self._nodes(f.border, group.border) for f in fronts])),
         )
 
     def _nodes(self, places: list[int], length: int) -> np.ndarray:

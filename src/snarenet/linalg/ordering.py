@@ -6,12 +6,12 @@ A graph is a list of sets: the neighbours of each node, without itself.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 
 Graph = list[set[int]]
 
 _DOMAIN = 24  # nodes up to which nested dissection cuts no further
-_MIDDLE = (0.3, 0.7)  # a separator leaves at least this share of the nodes before it and after it, if it can
 
 
 def minimum_degree(graph: Graph) -> list[int]:
@@ -82,10 +82,10 @@ def _local_order(graph: Graph, nodes: set[int]) -> list[int]:
 
 def _components(graph: Graph, nodes: Iterable[int]) -> list[set[int]]:
     left, found = set(nodes), []
-    while left:
-        levels = _levels(graph, left, min(left))
-        found.append(set().union(*levels))
-        left -= found[-1]
+    for start in sorted(left):
+        if start in left:
+            found.append(set().union(*_levels(graph, left, start)))
+            left -= found[-1]
     return found
 
 
@@ -108,12 +108,11 @@ def _separator(graph: Graph, nodes: set[int]) -> set[int]:
         levels
     ):
         levels = longer  # from the far end: a longer way has smaller levels
-    before, best, found = 0, (True, len(nodes) + 1), nodes
+    before, best, found = 0, math.inf, nodes
     for k, level in enumerate(levels[:-1]):
         needed = {node for node in level if graph[node] & levels[k + 1]}
-        share = (before + len(level) / 2) / len(nodes)
-        score = (not _MIDDLE[0] <= share <= _MIDDLE[1], len(needed))
-        if score < best:
-            best, found = score, needed
+        smaller = min(before, len(nodes) - before - len(level))
+        if smaller and len(needed) / smaller < best:  # small, and cuts in halves
+            best, found = len(needed) / smaller, needed
         before += len(level)
     return found
