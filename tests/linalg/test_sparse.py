@@ -189,15 +189,14 @@ class TestSamples:
 
     @pytest.mark.parametrize("system", [chain(30), grid(7), arrow(150)], ids=["chain", "grid", "arrow"])
     def test_a_batch_is_its_samples(self, system: SparseNormal) -> None:
-        """Bit for bit, and the same every time."""
+        """To rounding, for LAPACK's sums depend on where a matrix begins; bit for bit if it is done twice."""
         given, rhs = data(system, 9, 1e-3), draw(9, system.shape[0], seed=1)
         together = system.factor(*given).solve(rhs)
         assert torch.equal(together, system.factor(*given).solve(rhs))
         for size in (1, 4):
-            parts = [
-                system.factor(*(t[k : k + size] for t in given)).solve(rhs[k : k + size]) for k in range(0, 9, size)
-            ]
-            assert torch.equal(together, torch.cat(parts))
+            parts = [slice(k, k + size) for k in range(0, 9, size)]
+            apart = torch.cat([system.factor(*(t[part] for t in given)).solve(rhs[part]) for part in parts])
+            assert_equal(apart, together, 1e-13)
 
     @pytest.mark.parametrize("form", FORMS)
     def test_a_broken_sample_stays_alone(self, form: str) -> None:

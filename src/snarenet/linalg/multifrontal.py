@@ -21,6 +21,8 @@ from torch import Tensor
 from snarenet.linalg.fronts import Group, Tree, best_tree
 from snarenet.linalg.ordering import Graph
 
+_CHUNK = 2**17  # numbers that are made at a time: fresh memory costs more than the arithmetic
+
 
 @dataclass(frozen=True)
 class Cliques:
@@ -59,16 +61,13 @@ class Cliques:
 class _Step:
     """What the numbers of one group need: shapes and places.
 
-    A front gets products of the nonzeros `first` and `second`, and the entries `taken` of what earlier fronts left and
-    of the diagonal, which is extended by a 1 for padded pivots. `target` are their places in the group's fronts, which
-    lie one after the other. What these leave goes to `left`.
+    The entries `taken` of the pool, [entries of the matrix | 1 | what fronts left], are added at `target` to the fronts
+    of the group, which lie one after the other; what these leave goes to `left`. A padded pivot has the 1.
     """
 
     count: int
     pivots: int
     border: int
-    first: Tensor
-    second: Tensor
     taken: Tensor
     target: Tensor
     left: slice
@@ -82,8 +81,6 @@ class _Step:
     def to(self, device: torch.device) -> _Step:
         return replace(
             self,
-            first=self.first.to(device),
-            second=self.second.to(device),
             taken=self.taken.to(device),
             target=self.target.to(device),
             pivot_nodes=self.pivot_nodes.to(device),
@@ -97,23 +94,49 @@ class Multifrontal:
     def __init__(self, cliques: Cliques) -> None:
         self.size = cliques.size
         self.tree = best_tree(cliques.graph())
-        self._steps, self._entries = _Places(self.tree, cliques).steps()
+        first, second = cliques.pairs()
+        one, other = cliques.nodes[first], cliques.nodes[second]
+        codes = np.maximum(one, other) * self.size + np.minimum(one, other)
+        diagonal = np.arange(self.size) * (self.size + 1)
+        known, entry = np.unique(np.concatenate([diagonal, codes]), return_inverse=True)
+        order = np.argsort(entry[self.size :], kind="stable")
+        places = (first[order], second[order], entry[self.size :][order], entry[: self.size])
+        self._first, self._second, self._entry, self._diagonal = (torch.from_numpy(place) for place in places)
+        self._entries = len(known)
+        self._steps, self._pool = _Places(self.tree, *np.divmod(known, max(1, self.size))).steps()
 
     def factor(self, values: Tensor, diagonal: Tensor) -> Factor:
         """The factors for nonzeros (B, count) and diagonals (B, size)."""
-        if self._steps and self._steps[0].target.device != values.device:
-            self._steps = [step.to(values.device) for step in self._steps]
+        self._move(values.device)
         batch = len(values)
-        pool = values.new_empty(batch, self._entries)
-        pool[:, : self.size] = diagonal
-        pool[:, self.size] = 1
+        pool = values.new_empty(batch, self._pool)
+        pool[:, : self._entries] = self._matrix(values, diagonal)
+        pool[:, self._entries] = 1
         factors, codes = [], [torch.zeros(batch, 1, dtype=torch.int32, device=values.device)]
         for step in self._steps:
-            transfer, code, left = _eliminate(step, _assemble(step, values, pool))
+            transfer, code, left = _eliminate(step, _assemble(step, pool))
             pool[:, step.left] = left.reshape(batch, step.count * step.border**2)
             codes.append(code.view(batch, step.count))
             factors.append(transfer)
         return Factor(self._steps, factors, torch.cat(codes, 1).amax(1))
+
+    def _matrix(self, values: Tensor, diagonal: Tensor) -> Tensor:
+        """The lower half's entries, with the batch as the fastest axis, in chunks that stay in a cache."""
+        values = values.T.contiguous()
+        found = values.new_zeros(self._entries, values.shape[1])
+        found[self._diagonal] = diagonal.T
+        chunk = max(1, _CHUNK // max(1, values.shape[1]))
+        for first, second, entry in zip(
+            *(t.split(chunk) for t in (self._first, self._second, self._entry)), strict=True
+        ):
+            found.index_add_(0, entry, values.index_select(0, first).mul_(values.index_select(0, second)))
+        return found.T
+
+    def _move(self, device: torch.device) -> None:
+        if self._first.device != device:
+            places = (self._first, self._second, self._entry, self._diagonal)
+            self._first, self._second, self._entry, self._diagonal = (place.to(device) for place in places)
+            self._steps = [step.to(device) for step in self._steps]
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,7 @@ class Factor:
         x = torch.cat([rhs, rhs.new_zeros(batch, width, 1)], 2)  # the last place is that of padding
         halves = []
         for step, transfer in zip(self.steps, self.transfers, strict=True):
-            both = _product(transfer, _columns(take(x, step.pivot_nodes), step.count))
+            both = torch.bmm(transfer, _columns(take(x, step.pivot_nodes), step.count))
             halves.append(both[:, : step.pivots])
             if step.border:
                 change = _rows(both[:, step.pivots :], batch, step.count)
@@ -138,7 +161,7 @@ class Factor:
         for step, transfer, half in reversed(list(zip(self.steps, self.transfers, halves, strict=True))):
             if step.border:
                 half = torch.cat([half, _columns(take(x, step.border_nodes), step.count)], 1)
-            found = _rows(_product(transfer.mT, half), batch, step.count)
+            found = _rows(torch.bmm(transfer.mT, half), batch, step.count)
             x.scatter_(2, step.pivot_nodes.expand_as(found), found)
         return x[..., :-1]
 
@@ -173,18 +196,10 @@ def _rows(matrices: Tensor, batch: int, count: int) -> Tensor:
     return matrices.reshape(batch, count, size, width).permute(0, 3, 1, 2).reshape(batch, width, count * size)
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Products of matrices. A single one would go another way than one of many, and end in other bits."""
-    if len(left) == 1:
-        return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
-    return torch.bmm(left, right)
-
-
-def _assemble(step: _Step, values: Tensor, pool: Tensor) -> Tensor:
+def _assemble(step: _Step, pool: Tensor) -> Tensor:
     """The lower halves of a group's fronts: (B * fronts, size, size)."""
     fronts = pool.new_zeros(len(pool), step.count * step.size**2)
-    added = torch.cat([take(values, step.first) * take(values, step.second), take(pool, step.taken)], 1)
-    fronts.scatter_add_(1, step.target.expand(len(pool), -1), added)
+    fronts.scatter_add_(1, step.target.expand(len(pool), -1), take(pool, step.taken))
     return fronts.view(len(pool) * step.count, step.size, step.size)
 
 
@@ -196,28 +211,27 @@ def _eliminate(step: _Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
     if not step.border:
         return inverse, code, fronts.new_empty(len(fronts), 0)
-    half = _product(fronts[:, p:, :p], inverse.mT)  # Z'
+    half = torch.bmm(fronts[:, p:, :p], inverse.mT)  # Z'
     left = torch.baddbmm(fronts[:, p:, p:], half, half.mT, alpha=-1)
-    return torch.cat([inverse, _product(half, inverse).neg_()], 1), code, left
+    return torch.cat([inverse, torch.bmm(half, inverse).neg_()], 1), code, left
 
 
 class _Places:
-    """Turns a tree into places in memory."""
+    """Turns a tree and the entries of a matrix, at nodes `rows` and `columns`, into places in memory."""
 
-    def __init__(self, tree: Tree, cliques: Cliques) -> None:
-        self.tree, self.size = tree, cliques.size
-        place = np.empty(self.size, np.int64)  # node -> place in the order
-        place[np.asarray(tree.order, np.int64)] = np.arange(self.size)
-        owner = np.empty(self.size, np.int64)  # place -> front that has it as a pivot
+    def __init__(self, tree: Tree, rows: np.ndarray, columns: np.ndarray) -> None:
+        self.tree, self.entries = tree, len(rows)
+        size = len(tree.order)
+        place = np.empty(size, np.int64)  # node -> place in the order
+        place[np.asarray(tree.order, np.int64)] = np.arange(size)
+        owner = np.empty(size, np.int64)  # place -> front that has it as a pivot
         for k, front in enumerate(tree.fronts):
             owner[front.pivots] = k
-        first, second = cliques.pairs()
-        one, other = place[cliques.nodes[first]], place[cliques.nodes[second]]
-        self.first, self.second = first, second
+        one, other = place[rows], place[columns]
         self.rows, self.columns = np.maximum(one, other), np.minimum(one, other)
         order = np.argsort(owner[self.columns], kind="stable")
         bounds = np.searchsorted(owner[self.columns][order], np.arange(len(tree.fronts) + 1))
-        self.own = [order[a:b] for a, b in pairwise(bounds.tolist())]  # front -> its products
+        self.own = [order[a:b] for a, b in pairwise(bounds.tolist())]  # front -> its entries
         self.children: list[list[int]] = [[] for _ in tree.fronts]
         for k, parent in enumerate(tree.parents):
             if parent >= 0:
@@ -226,7 +240,7 @@ class _Places:
 
     def steps(self) -> tuple[list[_Step], int]:
         """The steps, and how many entries the pool has."""
-        stop, steps = self.size + 1, []
+        stop, steps = self.entries + 1, []
         for group in self.tree.groups:
             steps.append(self._step(group, stop))
             for slot, k in enumerate(group.fronts):
@@ -236,18 +250,14 @@ class _Places:
 
     def _step(self, group: Group, start: int) -> _Step:
         fronts = [self.tree.fronts[k] for k in group.fronts]
-        products = np.concatenate([self.own[k] for k in group.fronts])
-        into, taken, added = zip(
-            *(self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts)), strict=True
-        )
+        places = (self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts))
+        taken, target = zip(*places, strict=True)
         return _Step(
             len(fronts),
             group.pivots,
             group.border,
-            first=torch.from_numpy(self.first[products]),
-            second=torch.from_numpy(self.second[products]),
             taken=torch.from_numpy(np.concatenate(taken)),
-            target=torch.from_numpy(np.concatenate(into + added)),
+            target=torch.from_numpy(np.concatenate(target)),
             left=slice(start, start + len(fronts) * group.border**2),
             pivot_nodes=torch.from_numpy(np.concatenate([self._nodes(f.pivots, group.pivots) for f in fronts])),
             border_nodes=torch.from_numpy(np.concatenate([self._nodes(f.border, group.border) for f in fronts])),
@@ -256,21 +266,22 @@ class _Places:
     def _nodes(self, places: list[int], length: int) -> np.ndarray:
         """The nodes at these places, filled up with one that does not exist."""
         nodes = [self.tree.order[place] for place in places]
-        return np.array(nodes + [self.size] * (length - len(nodes)), np.int64)
+        return np.array(nodes + [len(self.tree.order)] * (length - len(nodes)), np.int64)
 
-    def _front(self, k: int, group: Group, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the products of one front go, which entries of the pool are taken, and where these go."""
+    def _front(self, k: int, group: Group, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which entries of the pool go into a front, and where."""
         front, size = self.tree.fronts[k], group.size
         local = {place: i for i, place in enumerate(front.pivots)}
         local |= {place: group.pivots + i for i, place in enumerate(front.border)}
         rows = np.array([local[place] for place in self.rows[self.own[k]].tolist()], np.int64)
         columns = np.array([local[place] for place in self.columns[self.own[k]].tolist()], np.int64)
-        taken = [self._nodes(front.pivots, group.pivots)]
-        target = [np.arange(group.pivots) * (size + 1)]
+        spare = np.arange(len(front.pivots), group.pivots)
+        taken = [self.own[k], np.full(len(spare), self.entries)]
+        target = [rows * size + columns, spare * (size + 1)]
         for child in self.children[k]:
             begin, length = self.left[child]
             inside = np.array([local[place] for place in self.tree.fronts[child].border], np.int64)
             i, j = np.tril_indices(len(inside))
             taken.append(begin + i * length + j)
             target.append(inside[i] * size + inside[j])
-        return start + rows * size + columns, np.concatenate(taken), start + np.concatenate(target)
+        return np.concatenate(taken), start + np.concatenate(target)
