@@ -1,4 +1,7 @@
-"""Linear algebra of one step, one file a kind: `spectrum`, `eliminated`, `dense`, `krylov`; `systems` joins them."""
+"""Linear algebra of one step, one file a kind: `spectrum`, `eliminated`, `dense`, `krylov`; `systems` joins them.
+
+`sparse` has the systems of rows with one sparse pattern; it stands on `gram`, `multifrontal`, `fronts` and `ordering`.
+"""
 
 from snarenet.linalg.dense import (
     add_to_diagonal,
@@ -17,6 +20,7 @@ from snarenet.linalg.eliminated import (
     eliminate,
 )
 from snarenet.linalg.krylov import ConjugateGradients
+from snarenet.linalg.sparse import Estimate, SparseFactor, SparseNormal
 from snarenet.linalg.spectrum import Spectrum, column
 from snarenet.linalg.systems import Dual, Primal, System
 
@@ -27,7 +31,10 @@ __all__ = [
     "EliminatedBox",
     "EliminatedMatrices",
     "EliminatedSpectrum",
+    "Estimate",
     "Primal",
+    "SparseFactor",
+    "SparseNormal",
     "Spectrum",
     "System",
     "add_to_diagonal",

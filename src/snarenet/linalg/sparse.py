@@ -1,0 +1,229 @@
+r"""`SparseNormal`: the systems of a step, for a Jacobian with one sparse pattern.
+
+With rows J, inverse weights $W^{-1}$ (0 for a fixed variable) and the damping $\delta = \lambda D$ of each row, solve
+
+$$ (J W^{-1} J^\top + \mathrm{diag}(\delta))\, \mu = r, $$
+
+where a row that is not in use counts as one of the identity. Two forms give the same $\mu$:
+
+- *dual*: this matrix, m by m;
+- *primal*: $\mu = \delta^{-1} (r - J d)$ with $(W + J^\top \delta^{-1} J)\, d = J^\top \delta^{-1} r$, n by n, in
+  variables scaled by $W^{1/2}$, so that fixed ones need no infinity. Rows cost it nothing but products, however many
+  there are. It needs $\delta > 0$, and refinement gets back what a small damping cancels.
+
+Order, fronts and places are found once for the pattern; factors and solves are for the whole batch, and no operation
+mixes samples. The same factor serves the step and its adjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from snarenet.linalg.fronts import dense_cost
+from snarenet.linalg.gram import GramFactor, SparseGram
+from snarenet.linalg.multifrontal import take
+from snarenet.tracing import tracing
+
+Form = Literal["dual", "primal"]
+
+_PRIMAL = 0.7  # share of the dual's cost below which the primal form is worth its refinement
+_ROUNDING = 1000.0  # roundings of the right-hand side up to which a residual is left as it is
+_REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
+_HOPELESS = 1.5  # times the products of nonzeros from which on a form is not even ordered
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a sparse system costs beside a dense one, from the pattern alone.
+
+    Attributes:
+        form: dual or primal.
+        sparse: microseconds a sample on one core for a factor and a solve; infinite for a pattern that fills.
+        dense: the same with a dense matrix of the smaller of both sizes.
+        size: rows of the factored matrix.
+        entries: of the factor, with padding.
+        levels: of the elimination tree, 0 for a pattern that fills.
+        heavy: rows or columns that touch nearly everything and were set aside.
+    """
+
+    form: Form
+    sparse: float
+    dense: float
+    size: int
+    entries: int
+    levels: int
+    heavy: int
+
+    @property
+    def worthwhile(self) -> bool:
+        """Is sparse faster?"""
+        return self.sparse < self.dense
+
+
+class SparseNormal:
+    """The pattern's part of the systems, made once.
+
+    Args:
+        row: (nnz,) the row of each nonzero of J, each place once.
+        col: (nnz,) its column.
+        shape: (m, n) of J.
+        form: "dual", "primal", or "auto" for the cheaper one by the estimate.
+    """
+
+    def __init__(self, row: Tensor, col: Tensor, shape: tuple[int, int], form: Form | Literal["auto"] = "auto") -> None:
+        self.shape = shape
+        _check_places(row, col, shape)
+        self.row, self.col = row, col
+        forms: tuple[Form, ...] = ("dual", "primal") if form == "auto" else (form,)
+        rows, columns = row.cpu().numpy(), col.cpu().numpy()
+        ends: dict[Form, SparseGram] = {}
+        for name in forms:
+            nodes, vectors = (rows, columns) if name == "dual" else (columns, rows)
+            ends[name] = SparseGram(nodes, vectors, shape[name == "primal"])
+        self.form: Form = forms[0] if len(forms) == 1 else _cheaper(ends)
+        self.gram = ends[self.form]
+        self.refines = self.form == "primal" or self.gram.rank > 0  # are there differences of large numbers?
+
+    @property
+    def estimate(self) -> Estimate:
+        """Sparse or dense?"""
+        gram, full = self.gram, self.gram.full
+        entries, levels = (gram.size**2, 0) if full else (gram.tree.entries, gram.tree.levels)
+        dense = dense_cost(min(self.shape), max(self.shape))
+        return Estimate(self.form, gram.cost, dense, gram.size, entries, levels, gram.rank)
+
+    def factor(
+        self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
+    ) -> SparseFactor:
+        """The factors of a batch.
+
+        Args:
+            values: (B, nnz) nonzeros of J. Nothing of a row that is not in use enters, be it infinite.
+            damping: (B, m) the damping of each row; 0 only in the dual form.
+            inverse_weights: (B, n), 0 for a fixed variable; all 1 if None.
+            active: (B, m) true for rows in use; all if None.
+        """
+        if self.row.device != values.device:
+            self.row, self.col = self.row.to(values.device), self.col.to(values.device)
+        if active is not None:
+            damping = torch.where(active, damping, 1.0)
+            values = torch.where(take(active, self.row), values, 0.0)
+        K = values if inverse_weights is None else values * take(inverse_weights.sqrt(), self.col)
+        if self.form == "dual":
+            return SparseFactor(self, values, damping, inverse_weights, self.gram.factor(K, damping))
+        scale = damping.rsqrt()
+        K = K * take(scale, self.row)
+        factor = self.gram.factor(K, K.new_ones(len(K), self.shape[1]))
+        return SparseFactor(self, values, damping, inverse_weights, factor)
+
+    def times(self, values: Tensor, v: Tensor) -> Tensor:
+        """J v: (B, m) for v (B, n), with nonzeros (B, nnz); or (B, k, m) for (B, k, n)."""
+        return _sums(values, v, self.col, self.row, self.shape[0])
+
+    def transposed_times(self, values: Tensor, w: Tensor) -> Tensor:
+        """J'w: (B, n) for w (B, m), with nonzeros (B, nnz); or (B, k, n) for (B, k, m)."""
+        return _sums(values, w, self.row, self.col, self.shape[1])
+
+
+@dataclass(frozen=True)
+class SparseFactor:
+    """Factors of a batch, with what a product with the systems needs."""
+
+    normal: SparseNormal
+    values: Tensor  # of rows in use, else 0
+    damping: Tensor
+    inverse_weights: Tensor | None
+    gram: GramFactor
+
+    @property
+    def info(self) -> Tensor:
+        """(B,) 0 where there is a factor."""
+        return self.gram.info
+
+    @property
+    def bytes(self) -> int:
+        """Memory that keeping it takes."""
+        return self.gram.bytes + self.values.numel() * self.values.element_size()
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """The solutions (B, m), or (B, m, k), for such right-hand sides."""
+        if rhs.ndim == 2:
+            return self._refined(rhs.unsqueeze(1)).squeeze(1)
+        return self._refined(rhs.mT).mT
+
+    def times(self, w: Tensor) -> Tensor:
+        """The system's matrix times w (B, k, m)."""
+        d = self._weighted(self.normal.transposed_times(self.values, w))
+        return self.normal.times(self.values, d) + self.damping.unsqueeze(1) * w
+
+    def _refined(self, rhs: Tensor) -> Tensor:
+        """The solution, refined as long as that halves the residual of a sample; who needs it changes no one else."""
+        found = self._once(rhs)
+        if not self.normal.refines:
+            return found
+        goal = _ROUNDING * torch.finfo(rhs.dtype).eps * rhs.norm(dim=2, keepdim=True)
+        residual = rhs - self.times(found)
+        size = residual.norm(dim=2, keepdim=True)
+        going = size > goal
+        for _ in range(_REFINEMENTS):
+            if not tracing() and not bool(going.any()):
+                break
+            trial = found + self._once(residual)
+            left = rhs - self.times(trial)
+            now = left.norm(dim=2, keepdim=True)
+            better = going & (now < size)
+            found, residual = torch.where(better, trial, found), torch.where(better, left, residual)
+            going = better & (now > goal) & (now < size / 2)
+            size = torch.where(better, now, size)
+        return found
+
+    def _once(self, rhs: Tensor) -> Tensor:
+        if self.normal.form == "dual":
+            return self.gram.solve(rhs)
+        scaled = rhs / self.damping.unsqueeze(1)
+        root = None if self.inverse_weights is None else self.inverse_weights.sqrt().unsqueeze(1)
+        pulled = self.normal.transposed_times(self.values, scaled)
+        d = self.gram.solve(pulled if root is None else pulled * root)
+        pushed = self.normal.times(self.values, d if root is None else d * root)
+        return scaled - pushed / self.damping.unsqueeze(1)
+
+    def _weighted(self, v: Tensor) -> Tensor:
+        return v if self.inverse_weights is None else v * self.inverse_weights.unsqueeze(1)
+
+
+def _cheaper(ends: dict[Form, SparseGram]) -> Form:
+    """The form with the lower cost; the dual one unless the other is clearly lower."""
+    dual, primal = ends["dual"], ends["primal"]
+    if dual.full or primal.full:  # the one that fills less
+        return (
+            "dual" if dual.products / max(1, dual.size) ** 2 <= primal.products / max(1, primal.size) ** 2 else "primal"
+        )
+    if primal.rank:  # setting rows aside and dividing by a small damping together cost too many digits
+        return "dual"
+    if dual.products > _HOPELESS * primal.products:
+        return "primal"
+    if primal.products > _HOPELESS * dual.products:
+        return "dual"
+    return "primal" if primal.cost < _PRIMAL * dual.cost else "dual"
+
+
+def _sums(values: Tensor, v: Tensor, source: Tensor, target: Tensor, size: int) -> Tensor:
+    """Each nonzero times v at its source, added up at its target."""
+    terms = take(v, source) * (values if v.ndim == 2 else values.unsqueeze(1))
+    return terms.new_zeros(*terms.shape[:-1], size).scatter_add_(-1, target.expand_as(terms), terms)
+
+
+def _check_places(row: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
+    if row.shape != col.shape or row.ndim != 1:
+        raise ValueError(
+            f"`row` and `col` must be vectors of one length, got {tuple(row.shape)} and {tuple(col.shape)}"
+        )
+    for name, index, limit in (("row", row, shape[0]), ("col", col, shape[1])):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < limit:
+            raise ValueError(f"`{name}` must be from 0 to {limit - 1}, got {int(index.min())} to {int(index.max())}")
+    if len(torch.unique(row * max(1, shape[1]) + col)) != len(row):
+        raise ValueError("`row` and `col` must name each place once, but some come twice")
