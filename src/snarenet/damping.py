@@ -34,6 +34,10 @@ class Damping(ABC):
     def first(self, like: Tensor) -> float | Tensor:
         """The damping of step 0: one number, or (B,) for the samples of `like` (B, ...)."""
 
+    def near(self, step: int, damping: float | Tensor, distance: Tensor) -> float | Tensor:
+        """The damping of step `step` for samples at a distance (B,) from their bounds, relative to their size."""
+        return damping
+
     @abstractmethod
     def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> float | Tensor:
         """The damping after step `step`, from the last one and the gain ratio (B,) that it achieved."""
@@ -59,22 +63,36 @@ class Constant(Damping):
 
 @dataclass(frozen=True)
 class Annealed(Damping):
-    """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish."""
+    """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish.
+
+    Under rows that are neither linear nor quadratic with a diagonal H it also falls with the distance d to the bounds,
+    relative to the size of y: to the first of these numbers that is at most `nearness * d`. Near the set the steps
+    converge quadratically, so that a trained network needs few. It changes by jumps, so its derivative is zero almost
+    everywhere and the adjoint stays exact.
+    """
 
     start: float = 10.0
     ratio: float = 0.6
     floor: float = 1e-12
     relative: bool = True
+    nearness: float = 10.0
     searches: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check(start=self.start, ratio=self.ratio, floor=self.floor)
+        _check(start=self.start, ratio=self.ratio, floor=self.floor, nearness=self.nearness)
         if self.ratio > 1:
             raise ValueError(f"`ratio` must be at most 1, but got {self.ratio!r}")
 
     def at(self, step: int) -> float:
         """The damping of step `step`."""
         return max(float(self.floor), self.start * self.ratio**step)
+
+    def near(self, step: int, damping: float | Tensor, distance: Tensor) -> float | Tensor:
+        if not (self.relative and 0 < self.ratio < 1 and self.start > 0 and self.nearness > 0):
+            return damping
+        most = (self.nearness * distance).clamp(min=torch.finfo(distance.dtype).tiny)
+        jumps = ((most / self.start).log() / math.log(self.ratio)).ceil().clamp(min=step)
+        return (self.start * self.ratio**jumps).clamp(min=self.floor)
 
     def first(self, like: Tensor) -> float:
         return self.at(0)

@@ -280,7 +280,7 @@ class TestEstimate:
     def test_a_factor_says_what_keeping_it_takes(self) -> None:
         system = chain(20)
         factor: SparseFactor = system.factor(*data(system, 5))
-        assert factor.bytes >= 5 * 8 * system.estimate.entries
+        assert factor.nbytes >= 5 * 8 * system.estimate.entries
 
 
 def test_wrong_places() -> None:

@@ -20,9 +20,9 @@ from snarenet.linalg.eliminated import (
     eliminate,
 )
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.sparse import Estimate, SparseFactor, SparseNormal
+from snarenet.linalg.sparse import Estimate, SparseFactor, SparseNormal, sparse_normal
 from snarenet.linalg.spectrum import Spectrum, column
-from snarenet.linalg.systems import Dual, Primal, System
+from snarenet.linalg.systems import Dual, Primal, SparseDual, System
 
 __all__ = [
     "ConjugateGradients",
@@ -33,6 +33,7 @@ __all__ = [
     "EliminatedSpectrum",
     "Estimate",
     "Primal",
+    "SparseDual",
     "SparseFactor",
     "SparseNormal",
     "Spectrum",
@@ -45,5 +46,6 @@ __all__ = [
     "eliminate",
     "places_of",
     "rows_at",
+    "sparse_normal",
     "triangular_solve",
 ]

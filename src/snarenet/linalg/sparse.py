@@ -18,11 +18,13 @@ mixes samples. The same factor serves the step and its adjoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
 from snarenet.linalg.multifrontal import take
@@ -120,6 +122,19 @@ class SparseNormal:
         factor = self.gram.factor(K, K.new_ones(len(K), self.shape[1]))
         return SparseFactor(self, values, damping, inverse_weights, factor)
 
+    def regular_factor(
+        self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
+    ) -> SparseFactor:
+        """`factor`, where a matrix singular to working precision gets the smallest shift it needs."""
+        factor = self.factor(values, damping, inverse_weights, active)
+        shift = 4 * torch.finfo(values.dtype).eps * max(self.shape)
+        while not tracing() and bool((factor.info > 0).any()) and shift < 1:
+            squares = self.times(values.square(), torch.ones_like(values[:, :1]).expand(-1, self.shape[1]))
+            size = squares.clamp(max=torch.finfo(values.dtype).max ** 0.75)
+            damping = torch.where((factor.info > 0).unsqueeze(1), damping + shift * size, damping)
+            factor, shift = self.factor(values, damping, inverse_weights, active), 100 * shift
+        return factor
+
     def times(self, values: Tensor, v: Tensor) -> Tensor:
         """J v: (B, m) for v (B, n), with nonzeros (B, nnz); or (B, k, m) for (B, k, n)."""
         return _sums(values, v, self.col, self.row, self.shape[0])
@@ -127,6 +142,12 @@ class SparseNormal:
     def transposed_times(self, values: Tensor, w: Tensor) -> Tensor:
         """J'w: (B, n) for w (B, m), with nonzeros (B, nnz); or (B, k, n) for (B, k, m)."""
         return _sums(values, w, self.row, self.col, self.shape[1])
+
+
+@lru_cache(maxsize=64)
+def sparse_normal(pattern: Pattern) -> SparseNormal:
+    """What follows from the pattern of J, computed once."""
+    return SparseNormal(pattern.row, pattern.col, pattern.shape)
 
 
 @dataclass(frozen=True)
@@ -145,7 +166,7 @@ class SparseFactor:
         return self.gram.info
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Memory that keeping it takes."""
         return self.gram.bytes + self.values.numel() * self.values.element_size()
 
@@ -154,6 +175,14 @@ class SparseFactor:
         if rhs.ndim == 2:
             return self._refined(rhs.unsqueeze(1)).squeeze(1)
         return self._refined(rhs.mT).mT
+
+    def push(self, v: Tensor) -> Tensor:
+        """J v (B, m) of the rows in use, else 0, for v (B, n)."""
+        return self.normal.times(self.values, v)
+
+    def pull(self, w: Tensor) -> Tensor:
+        """J'w (B, n) of the rows in use, for w (B, m)."""
+        return self.normal.transposed_times(self.values, w)
 
     def times(self, w: Tensor) -> Tensor:
         """The system's matrix times w (B, k, m)."""

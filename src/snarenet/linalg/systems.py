@@ -20,8 +20,9 @@ from torch import Tensor
 
 from snarenet.constraints.maps import Map
 from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
-from snarenet.linalg.eliminated import Eliminated
+from snarenet.linalg.eliminated import Eliminated, EliminatedBox
 from snarenet.linalg.krylov import ConjugateGradients
+from snarenet.linalg.sparse import SparseFactor, sparse_normal
 from snarenet.linalg.spectrum import column
 
 
@@ -33,7 +34,7 @@ class System(ABC):
     """
 
     weight: float | Tensor
-    factor: Tensor | None
+    factor: Tensor | SparseFactor | None  # what the backward pass may reuse
 
     @abstractmethod
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -44,8 +45,46 @@ class System(ABC):
         """(p, e, p of the eliminated rows) for the cotangent v (B, n) of y - d."""
 
 
-class Dual(System):
-    """J P J' + diag(delta), m by m. With P = I, w and e are those of the module's formulas.
+class DualSystem(System):
+    """J P J' + diag(delta), m by m, however it is solved. With P = I, w and e are those of the module's formulas."""
+
+    active: Tensor | None  # (B, m), true for rows in use; None for all
+    eliminated: Eliminated | None
+
+    @abstractmethod
+    def _solve(self, rhs: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _push(self, v: Tensor) -> Tensor:
+        """J v, zero in rows that are not in use."""
+
+    @abstractmethod
+    def _pull(self, w: Tensor) -> Tensor:
+        """J'w, of the rows in use."""
+
+    def _mask(self, w: Tensor) -> Tensor:
+        return w if self.active is None else torch.where(self.active, w, 0.0)
+
+    def _shrink(self, v: Tensor) -> Tensor:
+        return v if self.eliminated is None else self.eliminated.shrink(v)
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.eliminated is None:
+            w = self._solve(residual)
+            return self._pull(w), w
+        assert eliminated is not None
+        d = self.eliminated.step(eliminated)
+        w = self._solve(self._mask(residual) - self._push(d))
+        return d + self._shrink(self._pull(w)), w
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        p = self._solve(self._push(self._shrink(v)))
+        u = v - self._pull(p)
+        return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
+
+
+class Dual(DualSystem):
+    """The dual system by dense Cholesky factors, or by products alone.
 
     Args:
         map: the rows that were not eliminated, linearised at y.
@@ -95,12 +134,6 @@ class Dual(System):
             gram = torch.where(active.unsqueeze(1) & active.unsqueeze(2), gram, 0.0)
         return cholesky(add_to_diagonal(gram, diagonal), active, self.map.rows)
 
-    def _mask(self, w: Tensor) -> Tensor:
-        return w if self.active is None else torch.where(self.active, w, 0.0)
-
-    def _shrink(self, v: Tensor) -> Tensor:
-        return v if self.eliminated is None else self.eliminated.shrink(v)
-
     def _push(self, v: Tensor) -> Tensor:
         return self._mask(self.linear.jvp(v))
 
@@ -119,19 +152,40 @@ class Dual(System):
             lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal + lengths
         )
 
-    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.eliminated is None:
-            w = self._solve(residual)
-            return self._pull(w), w
-        assert eliminated is not None
-        d = self.eliminated.step(eliminated)
-        w = self._solve(self._mask(residual) - self._push(d))
-        return d + self._shrink(self._pull(w)), w
 
-    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        p = self._solve(self._push(self._shrink(v)))
-        u = v - self._pull(p)
-        return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
+class SparseDual(DualSystem):
+    """The dual system on the pattern of J; `eliminated` is a box, whose P is diagonal.
+
+    Args are those of `Dual`. A factor that was kept has all that products with J need, so J is not evaluated again.
+    """
+
+    def __init__(
+        self,
+        map: Map,
+        y: Tensor,
+        active: Tensor | None,
+        delta: Tensor,
+        damping: float | Tensor,
+        eliminated: EliminatedBox | None = None,
+        factor: SparseFactor | None = None,
+    ) -> None:
+        self.active, self.eliminated, self.weight = active, eliminated, column(damping)
+        if factor is None:
+            linear = map.linearize(y)
+            values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
+            assert pattern is not None
+            inverse_weights = None if eliminated is None else eliminated.weights
+            factor = sparse_normal(pattern).regular_factor(values, delta, inverse_weights, active)
+        self.factor: SparseFactor = factor
+
+    def _solve(self, rhs: Tensor) -> Tensor:
+        return self.factor.solve(rhs)
+
+    def _push(self, v: Tensor) -> Tensor:
+        return self.factor.push(v)
+
+    def _pull(self, w: Tensor) -> Tensor:
+        return self.factor.pull(w)
 
 
 class Primal(System):

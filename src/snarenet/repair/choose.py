@@ -10,7 +10,7 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance, Linear
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, SparseMap, StackedMap
-from snarenet.linalg import Spectrum
+from snarenet.linalg import Spectrum, sparse_normal
 from snarenet.memo import Memo
 from snarenet.repair.engine import Engine
 from snarenet.repair.gpu import launching
@@ -58,8 +58,11 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
+    on_pattern = krylov is None and _sparse(parts)
+    if on_pattern:  # constant rows that are eliminated would couple all variables
+        first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
-    if krylov is None and sum(parts[i].rows for i in rest) > y.shape[1]:
+    if krylov is None and not on_pattern and sum(parts[i].rows for i in rest) > y.shape[1]:
         first, rest = [], everything  # more rows than variables: the primal system takes them all
     spectrum = _spectrum(memo, parts, first, damping.relative) if first and _is_matrix(parts[first[0]]) else None
     others = StackedMap([parts[i] for i in rest])
@@ -72,7 +75,14 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         )
         lower, upper = lower[:, order], upper[:, order]
     dual = spectrum is not None or (not first and others.rows <= y.shape[1])
-    if dual and krylov is None and not damping.searches and launching.supported(y) and packing.suits(others):
+    if (
+        dual
+        and krylov is None
+        and not on_pattern
+        and not damping.searches
+        and launching.supported(y)
+        and packing.suits(others)
+    ):
         packed = memo.get(
             ("packed", *first, "then", *rest, damping.relative, y.dtype, y.device),
             packing.tensors(others),
@@ -87,8 +97,18 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
-    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room))
+    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
+
+
+def _sparse(parts: Sequence[Map]) -> bool:
+    """Are systems on the pattern of the rows beside a box faster than dense ones?"""
+    box = next((i for i, part in enumerate(parts) if isinstance(part, IdentityMap)), None)
+    rows = StackedMap([part for i, part in enumerate(parts) if i != box])
+    if tracing() or all(part.constant for part in rows.parts):
+        return False
+    pattern = rows.pattern
+    return pattern is not None and sparse_normal(pattern).estimate.worthwhile
 
 
 def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool) -> tuple[Choice, Tensor]:

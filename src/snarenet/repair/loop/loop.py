@@ -102,6 +102,8 @@ class Loop(Engine):
     def _step(self, k: int, s: _Live, eager: bool, tape: StepTape | None) -> tuple[_Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
         violated, tol = (s.residual != 0) | s.pinned, inner_tolerance(self.tol, s.space.slack)
+        if s.space.curved:
+            s = s._replace(level=self.damping.near(k, s.level, s.distance()))
         trial, saved = s.space.step(s.position, s.residual, violated, s.level)
         r = residual(s.space.value(trial), s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
@@ -156,6 +158,12 @@ class _Live(NamedTuple):
         samples = keep if self.samples is None else self.samples[keep]
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
         return _Live(samples, self.space.select(keep), *rest)
+
+    def distance(self) -> Tensor:
+        """(b,) how far away the bounds are, by the lengths of their rows, relative to the size of the position."""
+        away = largest(self.residual / self.space.scales().sqrt())
+        size = self.position.square().mean(1).sqrt()
+        return torch.where(size > 0, away / size, math.inf)
 
     def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""

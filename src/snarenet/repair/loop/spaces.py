@@ -31,6 +31,8 @@ from snarenet.linalg import (
     Eliminated,
     EliminatedBox,
     Primal,
+    SparseDual,
+    SparseFactor,
     Spectrum,
     System,
     column,
@@ -47,6 +49,7 @@ class Space(ABC):
     slack: float = 0.0  # how far rounding may move the residual between the last step and y
     traceable: bool = False  # can torch.compile trace its adjoint?
     steady: bool = False  # is every step a contraction, so that slow progress is still progress?
+    curved: bool = False  # are there rows other than linear ones and quadratic ones with a diagonal H?
 
     @abstractmethod
     def start(self, y: Tensor) -> Tensor:
@@ -175,15 +178,18 @@ class ConstraintSpace(Space):
         return v - (self.pull_start(v) - cotangent) @ self.spectrum.A, ()
 
 
+Factor = Tensor | SparseFactor | None
+
+
 class Budget:
     """Bytes that may still be spent on keeping factors for the backward pass."""
 
     def __init__(self, total: float) -> None:
         self.left = total
 
-    def take(self, factor: Tensor | None) -> Tensor | None:
+    def take(self, factor: Factor) -> Factor:
         """`factor` if it fits, else None."""
-        if factor is None or (size := factor.numel() * factor.element_size()) > self.left:
+        if factor is None or (size := factor.nbytes) > self.left:
             return None
         self.left -= size
         return factor
@@ -195,7 +201,7 @@ class Saved(NamedTuple):
     y: Tensor
     d: Tensor
     w: Tensor
-    factor: Tensor | None
+    factor: Factor
 
 
 class OutputSpace(Space):
@@ -210,6 +216,7 @@ class OutputSpace(Space):
         active: use only equalities and violated rows in J.
         krylov: matrix-free solver, or None for Cholesky factors.
         budget: memory for factors that the backward pass reuses.
+        sparse: solve on the pattern of the remaining rows; what is eliminated is a box, or nothing.
     """
 
     def __init__(
@@ -222,11 +229,14 @@ class OutputSpace(Space):
         active: bool,
         krylov: ConjugateGradients | None,
         budget: Budget,
+        sparse: bool = False,
     ) -> None:
+        self.sparse = sparse
         self.eliminated, self.spectrum, self.others = eliminated, spectrum, others
         self.scale, self.scale_fn, self.active = scale, scale_fn, active
         self.krylov, self.budget = krylov, budget
         self.first = 0 if eliminated is None else eliminated.rows  # where the other rows begin
+        self.curved = not others.diagonal_hessian
 
     def start(self, y: Tensor) -> Tensor:
         return y
@@ -246,9 +256,8 @@ class OutputSpace(Space):
         return self._with(self.eliminated, self.others.detached(leaves), self.scale)
 
     def _with(self, eliminated: Map | None, others: Map, scale: Tensor) -> OutputSpace:
-        return OutputSpace(
-            eliminated, self.spectrum, others, scale, self.scale_fn, self.active, self.krylov, self.budget
-        )
+        rest = self.scale_fn, self.active, self.krylov, self.budget, self.sparse
+        return OutputSpace(eliminated, self.spectrum, others, scale, *rest)
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.others.tensors(y)
@@ -259,19 +268,27 @@ class OutputSpace(Space):
         first = self.scale.new_ones(self.first) if self.spectrum is None else self.spectrum.root.square()
         return torch.cat([first.expand(self.scale.shape[0], -1), self.scale], 1)
 
-    def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Tensor | None = None) -> System:
+    def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Factor = None) -> System:
         """The linear system of a step from y."""
         active = violated if self.active else None
         others = None if active is None else active[:, self.first :]
+        delta = self.scale * column(damping)
+        if self.sparse:
+            assert not isinstance(factor, Tensor)
+            box = None if self.eliminated is None else self._box(y, active, damping)
+            return SparseDual(self.others, y, others, delta, damping, box, factor)
+        assert not isinstance(factor, SparseFactor)
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
             return Primal(self.others, y, others, self.scale, damping, factor)
         eliminated: Eliminated | None = None
         if self.spectrum is not None:
             eliminated = eliminate(self.spectrum, damping)
         elif self.eliminated is not None:
-            eliminated = EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)
-        delta = self.scale * column(damping)
+            eliminated = self._box(y, active, damping)
         return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
+
+    def _box(self, y: Tensor, active: Tensor | None, damping: float | Tensor) -> EliminatedBox:
+        return EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)
 
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
         system = self.system(position, violated, damping)

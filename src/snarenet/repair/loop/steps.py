@@ -30,8 +30,15 @@ class Step(NamedTuple):
 
     def select(self, keep: Tensor) -> Step:
         """The step of some of its samples."""
-        rest = tree_map(lambda leaf: leaf[keep] if isinstance(leaf, Tensor) else leaf, self[1:])
+        rest = tree_map(lambda leaf: _select(leaf, keep), self[1:])
         return Step(keep if self.samples is None else self.samples[keep], *rest)
+
+
+def _select(leaf: Any, keep: Tensor) -> Any:
+    """Some samples of what a step keeps; a factor that cannot be taken apart is left out, to be computed again."""
+    if isinstance(leaf, Tensor):
+        return leaf[keep]
+    return leaf if isinstance(leaf, float | int) else None
 
 
 class Pulled(NamedTuple):
