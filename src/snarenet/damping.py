@@ -17,6 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+_POOR, _GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
+_NEAR = 0.1  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
+_QUICK = 0.1  # what is left of the damping after such a step
+
 
 def _check(**values: float) -> None:
     for name, value in values.items():
@@ -30,17 +34,23 @@ class Damping(ABC):
     relative: bool
     searches: ClassVar[bool]  # may it reject a step?
 
-    @abstractmethod
-    def first(self, like: Tensor) -> float | Tensor:
-        """The damping of step 0: one number, or (B,) for the samples of `like` (B, ...)."""
-
-    def near(self, step: int, damping: float | Tensor, distance: Tensor) -> float | Tensor:
-        """The damping of step `step` for samples at a distance (B,) from their bounds, relative to their size."""
-        return damping
+    @property
+    def paced(self) -> bool:
+        """Does it follow the gain and the distance of each sample, where rows are curved?"""
+        return False
 
     @abstractmethod
-    def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> float | Tensor:
-        """The damping after step `step`, from the last one and the gain ratio (B,) that it achieved."""
+    def first(self, like: Tensor, distance: Tensor | None = None) -> float | Tensor:
+        """The damping of step 0: one number, or (B,) for the samples of `like` (B, ...).
+
+        `distance` (B,) is how far away their bounds are, in sizes of y; given if the damping is `paced`.
+        """
+
+    @abstractmethod
+    def following(
+        self, step: int, damping: float | Tensor, gain: Tensor | None, distance: Tensor | None = None
+    ) -> float | Tensor:
+        """The damping after step `step`, from the last one, the gain ratio (B,) that it achieved, and the distance."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,12 @@ class Constant(Damping):
     def __post_init__(self) -> None:
         _check(value=self.value)
 
-    def first(self, like: Tensor) -> float:
+    def first(self, like: Tensor, distance: Tensor | None = None) -> float:
         return float(self.value)
 
-    def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> float:
+    def following(
+        self, step: int, damping: float | Tensor, gain: Tensor | None, distance: Tensor | None = None
+    ) -> float:
         return float(self.value)
 
 
@@ -65,21 +77,22 @@ class Constant(Damping):
 class Annealed(Damping):
     """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish.
 
-    Under rows that are neither linear nor quadratic with a diagonal H it also falls with the distance d to the bounds,
-    relative to the size of y: to the first of these numbers that is at most `nearness * d`. Near the set the steps
-    converge quadratically, so that a trained network needs few. It changes by jumps, so its derivative is zero almost
-    everywhere and the adjoint stays exact.
+    Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
+    d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. Near the set the damping falls to a
+    tenth after a step that did what the linear model foresaw; everywhere it stays as it is after one that did not. A
+    sample that is near needs a third of the steps. All of it changes by jumps, so its derivative is zero almost
+    everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """
 
     start: float = 10.0
     ratio: float = 0.6
     floor: float = 1e-12
     relative: bool = True
-    nearness: float = 10.0
+    own_pace: bool = True
     searches: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check(start=self.start, ratio=self.ratio, floor=self.floor, nearness=self.nearness)
+        _check(start=self.start, ratio=self.ratio, floor=self.floor)
         if self.ratio > 1:
             raise ValueError(f"`ratio` must be at most 1, but got {self.ratio!r}")
 
@@ -87,18 +100,26 @@ class Annealed(Damping):
         """The damping of step `step`."""
         return max(float(self.floor), self.start * self.ratio**step)
 
-    def near(self, step: int, damping: float | Tensor, distance: Tensor) -> float | Tensor:
-        if not (self.relative and 0 < self.ratio < 1 and self.start > 0 and self.nearness > 0):
-            return damping
-        most = (self.nearness * distance).clamp(min=torch.finfo(distance.dtype).tiny)
-        jumps = ((most / self.start).log() / math.log(self.ratio)).ceil().clamp(min=step)
+    @property
+    def paced(self) -> bool:
+        return self.own_pace and self.relative and 0 < self.ratio < 1 and self.start > 0
+
+    def first(self, like: Tensor, distance: Tensor | None = None) -> float | Tensor:
+        if distance is None:
+            return self.at(0)
+        smallest = torch.finfo(distance.dtype).tiny ** 0.25
+        jumps = (2 * distance.clamp(smallest, 1.0).log() / math.log(self.ratio)).ceil()
         return (self.start * self.ratio**jumps).clamp(min=self.floor)
 
-    def first(self, like: Tensor) -> float:
-        return self.at(0)
-
-    def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> float:
-        return self.at(step + 1)
+    def following(
+        self, step: int, damping: float | Tensor, gain: Tensor | None, distance: Tensor | None = None
+    ) -> float | Tensor:
+        if distance is None:
+            return self.at(step + 1)
+        assert gain is not None
+        ratio = torch.where(distance < _NEAR, min(_QUICK, self.ratio), self.ratio)
+        ratio = torch.where(gain > _GOOD, ratio, torch.where(gain > _POOR, self.ratio, 1.0))
+        return (damping * ratio).clamp(min=self.floor)
 
 
 @dataclass(frozen=True)
@@ -114,8 +135,8 @@ class Adaptive(Damping):
     down: float = 0.2
     floor: float = 1e-15
     ceiling: float = 1e10
-    poor: float = 0.25
-    good: float = 0.75
+    poor: float = _POOR
+    good: float = _GOOD
     relative: bool = True
     searches: ClassVar[bool] = True
 
@@ -124,10 +145,12 @@ class Adaptive(Damping):
         if not self.down <= 1 < self.up:
             raise ValueError(f"expected `down` <= 1 < `up`, but got {self.down!r} and {self.up!r}")
 
-    def first(self, like: Tensor) -> Tensor:
+    def first(self, like: Tensor, distance: Tensor | None = None) -> Tensor:
         return like.new_full((like.shape[0],), self.start)
 
-    def following(self, step: int, damping: float | Tensor, gain: Tensor | None) -> Tensor:
+    def following(
+        self, step: int, damping: float | Tensor, gain: Tensor | None, distance: Tensor | None = None
+    ) -> Tensor:
         assert gain is not None
         assert isinstance(damping, Tensor)
         lowered = torch.where(gain > self.good, damping * self.down, damping)

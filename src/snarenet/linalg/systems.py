@@ -41,6 +41,10 @@ class System(ABC):
         """(d, w) for the residual (B, m) of these rows and that of the eliminated ones."""
 
     @abstractmethod
+    def left(self, w: Tensor) -> Tensor:
+        """(B, m) what a step with multipliers w leaves of the residual, r - J d, of the rows in use."""
+
+    @abstractmethod
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """(p, e, p of the eliminated rows) for the cotangent v (B, n) of y - d."""
 
@@ -49,6 +53,7 @@ class DualSystem(System):
     """J P J' + diag(delta), m by m, however it is solved. With P = I, w and e are those of the module's formulas."""
 
     active: Tensor | None  # (B, m), true for rows in use; None for all
+    delta: Tensor  # (B, m) damping of each row
     eliminated: Eliminated | None
 
     @abstractmethod
@@ -76,6 +81,9 @@ class DualSystem(System):
         d = self.eliminated.step(eliminated)
         w = self._solve(self._mask(residual) - self._push(d))
         return d + self._shrink(self._pull(w)), w
+
+    def left(self, w: Tensor) -> Tensor:
+        return self._mask(self.delta * w)
 
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         p = self._solve(self._push(self._shrink(v)))
@@ -108,7 +116,7 @@ class Dual(DualSystem):
         factor: Tensor | None = None,
         krylov: ConjugateGradients | None = None,
     ) -> None:
-        self.map, self.y, self.active, self.eliminated = map, y, active, eliminated
+        self.map, self.y, self.active, self.delta, self.eliminated = map, y, active, delta, eliminated
         self.linear = map.linearize(y)
         self.weight = column(damping)
         self.diagonal = delta if active is None else torch.where(active, delta, 1.0)
@@ -169,7 +177,7 @@ class SparseDual(DualSystem):
         eliminated: EliminatedBox | None = None,
         factor: SparseFactor | None = None,
     ) -> None:
-        self.active, self.eliminated, self.weight = active, eliminated, column(damping)
+        self.active, self.delta, self.eliminated, self.weight = active, delta, eliminated, column(damping)
         if factor is None:
             linear = map.linearize(y)
             values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
@@ -205,7 +213,7 @@ class Primal(System):
     ) -> None:
         self.linear = map.linearize(y)
         self.inverse, self.active = 1 / scale if active is None else torch.where(active, 1 / scale, 0.0), active
-        self.weight = 1.0
+        self.weight, self.scale = 1.0, scale
         if factor is None:
             J = self.linear.jacobian
             if active is not None and J.ndim == 3:
@@ -221,6 +229,9 @@ class Primal(System):
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
         d = self._solve(self.linear.vjp(residual * self.inverse))
         return d, self._scaled(residual - self.linear.jvp(d))
+
+    def left(self, w: Tensor) -> Tensor:
+        return w * self.scale
 
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         e = self._solve(v)

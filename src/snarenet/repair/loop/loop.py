@@ -95,21 +95,23 @@ class Loop(Engine):
         strict = strictness(space.scales().expand_as(r), self.tol) if damping.relative else None
         if strict is not None and eager and bool((strict == 1).all()):
             strict = None
-        level, steps = damping.first(y), torch.zeros_like(status)
+        distance = _distance(space, position, r) if damping.paced and space.curved else None
+        level, steps = damping.first(y, distance), torch.zeros_like(status)
         best = position, worst, steps, torch.full_like(worst, math.inf)
         return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
 
     def _step(self, k: int, s: _Live, eager: bool, tape: StepTape | None) -> tuple[_Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
         violated, tol = (s.residual != 0) | s.pinned, inner_tolerance(self.tol, s.space.slack)
-        if s.space.curved:
-            s = s._replace(level=self.damping.near(k, s.level, s.distance()))
         trial, saved = s.space.step(s.position, s.residual, violated, s.level)
         r = residual(s.space.value(trial), s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
         stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
         if self.damping.searches:
             gain, unseen = _gain(s, violated, trial, r, saved)
+        pace = None
+        if self.damping.paced and s.space.curved:
+            pace = _gain(s, violated, trial, r, saved)[0], _distance(s.space, s.position, s.residual)
         moved, status, stopped = None, s.status, False
         look = self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)
         if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
@@ -126,7 +128,8 @@ class Loop(Engine):
         if tape is not None:
             below = s.space.below(s.residual, saved) if tape.bounds else None
             tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
-        level, mark = self.damping.following(k, s.level, gain), s.best if look else s.mark
+        level = self.damping.following(k, s.level, *(pace or (gain,)))
+        mark = s.best if look else s.mark
         steps = s.steps + (1 if eager else (s.status == GOING))
         seen = worst if s.strictness is None else largest(r)
         best = (trial, seen, steps) if self.tol == 0 else s.better(trial, seen, steps, eager)
@@ -159,12 +162,6 @@ class _Live(NamedTuple):
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
         return _Live(samples, self.space.select(keep), *rest)
 
-    def distance(self) -> Tensor:
-        """(b,) how far away the bounds are, by the lengths of their rows, relative to the size of the position."""
-        away = largest(self.residual / self.space.scales().sqrt())
-        size = self.position.square().mean(1).sqrt()
-        return torch.where(size > 0, away / size, math.inf)
-
     def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""
         better = seen < self.best
@@ -189,6 +186,13 @@ def _any(*masks: Tensor | None) -> Tensor | None:
     """(B,) true where one of the masks is; None if there is none."""
     given = [mask for mask in masks if mask is not None]
     return functools.reduce(torch.logical_or, given) if given else None
+
+
+def _distance(space: Space, position: Tensor, residual: Tensor) -> Tensor:
+    """(B,) how far away the bounds are, by the lengths of their rows, in sizes of the position."""
+    away = largest(residual / space.scales().sqrt())
+    size = position.square().mean(1).sqrt()
+    return torch.where(size > 0, away / size, math.inf)
 
 
 def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:

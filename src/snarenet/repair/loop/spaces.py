@@ -201,6 +201,7 @@ class Saved(NamedTuple):
     y: Tensor
     d: Tensor
     w: Tensor
+    left: Tensor  # (b, m) the residual r - J d of the rows in use, as the linear model foresees it
     factor: Factor
 
 
@@ -293,13 +294,12 @@ class OutputSpace(Space):
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
         system = self.system(position, violated, damping)
         d, w = system.step(residual[:, self.first :], residual[:, : self.first])
-        return position - d, Saved(position, d, w, self.budget.take(system.factor))
+        return position - d, Saved(position, d, w, system.left(w), self.budget.take(system.factor))
 
     def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Saved) -> Tensor:
-        change = self.others.jvp(position, saved.d)
-        if self.eliminated is not None:
-            change = torch.cat([self.eliminated.jvp(position, saved.d), change], 1)
-        return residual - change
+        if self.eliminated is None:
+            return saved.left
+        return torch.cat([residual[:, : self.first] - self.eliminated.jvp(position, saved.d), saved.left], 1)
 
     def stationary(self, residual: Tensor, damping: float | Tensor, saved: Saved) -> Tensor:
         r"""Is the gradient $\tilde J^\top \tilde r = (\tilde J^\top \tilde J + \lambda) d$ nothing beside $\tilde r$?
@@ -323,7 +323,7 @@ class OutputSpace(Space):
         return v
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
-        y, d, w, factor = step.saved
+        y, d, w, _, factor = step.saved
         system = self.system(y, step.violated, step.damping, factor)
         p, e, p_eliminated = system.adjoint(cotangent)
         p, w = keep_where(step.moved, p), keep_where(step.moved, w)
