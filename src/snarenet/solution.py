@@ -33,7 +33,8 @@ class Status(IntEnum):
 _MESSAGES = {
     Status.CONVERGED: "every constraint holds to the tolerance, or to what the precision can hold.",
     Status.MAX_STEPS: "the step limit came before the tolerance; allow more steps or a larger tolerance.",
-    Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input.",
+    Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input: "
+    "`solution.conflict()` names the rows that conflict.",
     Status.NONFINITE: "the prediction, a constraint value or the output in its precision was NaN or infinite, or the "
     "repair ran away from the set.",
 }
@@ -92,18 +93,20 @@ class Solution(_Fields):
         return " ".join(parts)
 
     def conflict(self, samples: Sequence[int] | None = None) -> Conflict:
-        """Which rows keep the samples that failed from their sets, with weights, and a proof where a set is empty.
+        r"""Which rows keep the samples that failed from their sets, with weights, and a proof where a set is empty.
 
-        It is computed when asked for, in a few milliseconds a sample, from the constraints and x as they are then; that
-        they have not changed is checked.
+        It is computed when asked for, in milliseconds a sample for a few dozen rows, from the constraints and x as they
+        are then; that they have not changed is checked.
 
         Args:
             samples: their places in the batch; all that failed unless given.
 
         Example:
             >>> import torch, snarenet as sn
-            >>> empty = sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 3), lower=6.0)
-            >>> print(sn.repair(empty, torch.zeros(1, 3)).conflict())
+            >>> empty = sn.Box(None, 1.0) & sn.Linear(torch.tensor([[1.0, 0.0]]), lower=3.0)
+            >>> print(*str(sn.repair(empty, torch.zeros(1, 2)).conflict()).split("; "), sep="\n")
+            sample 0: Box y[0] (<= 1) and Linear row 0 (>= 3) conflict: weights 0.5 and 0.5
+            certified: no y satisfies both.
         """
         if self.origin is None:
             raise ValueError(

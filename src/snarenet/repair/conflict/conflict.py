@@ -61,8 +61,8 @@ class SampleConflict:
         stationarity: |J'r| / (|J| |r|) there, in rows of length 1, with |J| there or, if larger, at the prediction: 0
             where the rows balance, NaN where nothing is known.
         certificate: the proof that the set is empty, where there is one.
-        disputed: the rows of the certificate, which conflict, while without any of them the rest do not; empty
-            without one.
+        disputed: the rows of the certificate, which no y obeys together; if all are linear, any of them left out, some
+            y obeys the others. Empty without a certificate.
         reached: did more steps reach the set? Then nothing conflicts.
     """
 

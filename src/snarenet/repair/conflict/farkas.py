@@ -10,7 +10,7 @@ $\lambda^\top e > 0$. Such weights solve
 $$ \min_{\lambda \ge 0} \; \lVert J^\top \lambda \rVert^2 + (\lambda^\top e - 1)^2 $$
 
 with value 0. Lawson and Hanson's method ends at weights whose columns are independent: a vertex of the solutions, and
-Gleeson and Ryan showed that the rows of a vertex are irreducible: without any of them, the others can be obeyed. Rows
+Gleeson and Ryan showed that linear rows of a vertex are irreducible: any left out, the others can be obeyed. Rows
 that curve the right way ($H_\lambda \succeq 0$) add the least value of q in closed form.
 
 What is computed is never exactly zero. With rounding errors bounded by the magnitudes that went in, q > 0 holds in a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,19 +14,16 @@ from torch.utils._pytree import tree_map
 from snarenet.constraints.base import Constraints, Instance, largest, residual
 from snarenet.constraints.maps import Map
 from snarenet.constraints.maps.base import CHUNK
-from snarenet.damping import Adaptive
-from snarenet.repair.choose import choose
 from snarenet.repair.conflict.conflict import Conflict, ConflictRow, SampleConflict
 from snarenet.repair.conflict.farkas import Certificate, certify
+from snarenet.repair.conflict.settle import polish, settle
 from snarenet.repair.conflict.sides import sides
-from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.scale import positive
 from snarenet.solution import Solution, Status
 from snarenet.tracing import tracing
 
-_STEPS = 300  # towards a stationary point; a search takes 20 to 50 from where a repair ended
 _SLIGHT = 1e-6  # share of the pull below which a row does not count
 _CHANGED = 1e-6  # relative difference of a violation by which a set is known to have changed
 
@@ -60,7 +57,7 @@ class Origin:
             instance = self.constraints.at(start, self.x).relaxed(self.relax).select(failed)
             start, finite = start[failed], finite[failed]
             _check_unchanged(instance, start, torch.where(finite, solution.violation[failed], torch.inf))
-            point = self._settle(instance, start, finite)
+            point = settle(self.options, self.constraints, instance, start, finite)
             raw = solution.raw.detach().to(start)[failed]
             raw = torch.where(raw.isfinite(), raw, start) if raw.shape == start.shape else start
             found = []
@@ -73,20 +70,12 @@ class Origin:
                     found.append(SampleConflict(sample, status, value[sample], math.inf, (), math.nan))
         return Conflict(tuple(found), len(solution.status))
 
-    def _settle(self, instance: Instance, start: Tensor, finite: Tensor) -> Tensor:
-        """The points of least violation to which steps from `start` lead: a repair returns the best point it saw."""
-        options = replace(
-            self.options, damping=Adaptive(), rows="active", tol=0.0, max_steps=_STEPS, dtype=torch.float64
-        )
-        engine, lower, upper = choose(options, self.constraints.memo, instance, start)
-        (point, _, _), _ = engine.run(Batch(start, lower, upper, finite), taped=False)
-        return torch.where(point.isfinite().all(1, keepdim=True), point, start)
-
     def _judge(self, instance: Instance, points: _Points, sample: int, status: Status) -> SampleConflict:
         """What there is to say of an instance of one sample."""
         raw, start, z = points
         norms = Map.row_norms if self.options.krylov is None else self.options.krylov.row_norms
         scale = positive(norms(instance.map, start)).sqrt()  # those that the steps went by
+        z = polish(instance, z, scale)
         g = instance.map.value(z)
         r = residual(g, instance.lower, instance.upper)
         worst = float(largest(r))
