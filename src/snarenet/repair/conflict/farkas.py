@@ -48,7 +48,7 @@ class Certificate:
         slope: the length of (upper - lower)' J, zero but for rounding or, if `exact` is False, nearly.
         radius: no y within this distance of `SampleConflict.point` obeys the rows. It is as large as rounding errors
             allow to say.
-        exact: is `slope` zero up to rounding, or is it harmless because the rows are strictly convex?
+        exact: is `slope` zero up to rounding, or harmless, because the rows are strictly convex?
     """
 
     lower: Tensor
@@ -136,8 +136,8 @@ def _check(sides: Sides, weights: Array, z: Array, rows: int) -> Certificate | N
     upper, lower = np.zeros(rows), np.zeros(rows)
     np.add.at(upper, sides.row[sides.sign > 0], weights[sides.sign > 0])
     np.add.at(lower, sides.row[sides.sign < 0], weights[sides.sign < 0])
-    exact = level <= (_ZERO + _EPS * n) * np.linalg.norm(terms)
     length = float(np.linalg.norm(slope))
+    exact = not level or length <= 2 * np.linalg.norm(slope_error)
     return Certificate(torch.from_numpy(lower), torch.from_numpy(upper), gap, length, float(radius), bool(exact))
 
 
