@@ -448,11 +448,14 @@ def test_no_corruption_ends_in_a_traceback(whole: Path, tmp_path: Path) -> None:
     assert refused > 150  # most are noticed; the others changed a number in a text file, or nothing
 
 
-TRIALS, EPOCHS = 50, 12  # so many epochs that each trial can end at another of some sixty uses of a file
+TRIALS, EPOCHS = 50, 8  # every other trial ends at another of some thirty uses of a file, the rest at any moment
 
 
-def train_until(folder: Path, most: int) -> int:
-    """Train in a process of its own that kills itself at its use number `most` of a file in the folder; how many."""
+def train_until(folder: Path, most: int, seconds: float | None = None) -> int:
+    """Train in a process of its own that is killed at its use number `most` of a file in the folder; how many.
+
+    Or killed after so many seconds, wherever that is.
+    """
     ready, told = os.pipe()
     child = os.fork()
     if not child:
@@ -470,8 +473,11 @@ def train_until(folder: Path, most: int) -> int:
         os.write(told, bytes([uses]))
         os._exit(0)
     os.close(told)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == (-signal.SIGKILL if most else 0)
+    assert status == (-signal.SIGKILL if most else 0) or seconds is not None
     found = os.read(ready, 1)
     os.close(ready)
     return found[0] if found else most
@@ -480,15 +486,18 @@ def train_until(folder: Path, most: int) -> int:
 def kill_trainings(out: Path) -> None:
     """One training to its end, and others that are killed, each at another place."""
     torch.set_num_threads(1)  # as in the process that goes on with them
+    began, draw = time.monotonic(), random.Random(16)
     uses = train_until(out / "whole", 0)
-    assert TRIALS < uses < 256
-    for k in range(TRIALS):
+    took = time.monotonic() - began
+    assert TRIALS // 2 < uses < 256
+    for k in range(0, TRIALS, 2):
         train_until(out / str(k), 1 + k * uses // TRIALS)
+        train_until(out / str(k + 1), 0, draw.uniform(0, took))
 
 
 @pytest.mark.slow
 def test_killed_trainings_go_on_bit_for_bit(tmp_path: Path) -> None:
-    """50 trainings, killed before, between and after all that they write, resumed, and compared with a whole one.
+    """50 trainings, killed at what they write and at random moments, resumed, and compared with a whole one.
 
     They fork from a process that has never differentiated: PyTorch forbids it after that.
     """
@@ -497,7 +506,7 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_folders as t
 t.kill_trainings(t.Path({str(tmp_path)!r}))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
     whole = sn.Run.open(tmp_path / "whole")
     for k in range(TRIALS):
         folder = tmp_path / str(k)
