@@ -17,6 +17,7 @@ from snarenet.constraints.maps import LinearMap, QuadraticMap
 from snarenet.repair.loop.spaces import ConstraintSpace, OutputSpace
 from snarenet.repair.loop.steps import Pulled
 from snarenet_lab.fuzz import fuzz
+from snarenet_lab.fuzz.__main__ import main
 from snarenet_lab.fuzz.case import Case, Datum, Part
 from snarenet_lab.fuzz.checks import defect, run
 from snarenet_lab.fuzz.drawing import draw
@@ -187,6 +188,20 @@ def test_a_crash_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(small.y) <= 1
     assert small.options == {}
     assert "lambda" not in small.source()
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--seed", "0", "--only", "2"])
+    assert stop.value.code == 0
+    assert "samples in 1 cases: no defect." in capsys.readouterr().out
+    monkeypatch.setattr(repairs, "_repair", flipped(repairs._repair))
+    with pytest.raises(SystemExit) as stop:
+        main(["--seed", "0", "--samples", "100", "--most", "1"])
+    assert stop.value.code == 1
+    printed = capsys.readouterr().out
+    assert "of seed 0, statuses: sample 0 is" in printed
+    assert "solution = sn.repair(S, y, x" in printed
 
 
 def test_a_mistake_that_nobody_notices_is_a_defect() -> None:

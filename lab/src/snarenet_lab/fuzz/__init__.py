@@ -25,13 +25,14 @@ def _print(line: str) -> None:
 class Defect:
     """A case that broke a promise."""
 
+    seed: int
     index: int
     check: str
     said: str
     source: str
 
     def __str__(self) -> str:
-        return f"# case {self.index}, {self.check}: {self.said}\n{self.source}"
+        return f"# case {self.index} of seed {self.seed}, {self.check}: {self.said}\n{self.source}"
 
 
 class Search(NamedTuple):
@@ -73,7 +74,7 @@ def fuzz(
             check, said = broken
             small = shrink(case, check)
             said = (defect(small, (check,)) or broken)[1]
-            found.append(Defect(index, check.__name__, said, small.source()))
+            found.append(Defect(seed, index, check.__name__, said, small.source()))
             report(str(found[-1]))
         done, index = done + len(case.y), index + 1
         if only is not None:
