@@ -396,12 +396,28 @@ def test_files_without_a_checksum_still_load(folder: Path, whole: Path) -> None:
     fit(folder, resume=folder)
 
 
+def with_another_type(value: Any, draw: random.Random) -> Any:
+    """A JSON value with one of its parts, at random, made something else."""
+    inside = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    if not inside or draw.random() < 0.1:
+        return draw.choice([None, [], {}, "text", True, -1, 0.5, [value]])
+    key = draw.choice(list(inside))
+    value[key] = with_another_type(value[key], draw)
+    return value
+
+
 def corrupt(file: Path, draw: random.Random) -> str:
     """Damage a file at random; what was done to it."""
     content = bytearray(file.read_bytes())
     a, b = sorted(draw.randrange(len(content) + 1) for _ in range(2))
-    kind = draw.choice(["flip", "flips", "cut", "zero", "swap", "noise"])
-    if kind.startswith("flip"):
+    kinds = ["flip", "flips", "cut", "zero", "swap", "noise"]
+    kind = draw.choice(kinds + 3 * ["type"] if file.suffix in (".json", ".jsonl") else kinds)
+    if kind == "type":
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        place = draw.randrange(len(lines))
+        lines[place] = json.dumps(with_another_type(json.loads(lines[place]), draw))
+        content = bytearray("\n".join(lines).encode() + b"\n")
+    elif kind.startswith("flip"):
         for _ in range(1 if kind == "flip" else 8):
             content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     elif kind == "cut":
