@@ -196,6 +196,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert stop.value.code == 0
     assert "samples in 1 cases: no defect." in capsys.readouterr().out
     monkeypatch.setattr(repairs, "_repair", flipped(repairs._repair))
+    monkeypatch.setattr("snarenet_lab.fuzz.shrink", lambda case, check: case)
     with pytest.raises(SystemExit) as stop:
         main(["--seed", "0", "--samples", "100", "--most", "1"])
     assert stop.value.code == 1

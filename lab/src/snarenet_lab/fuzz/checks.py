@@ -189,6 +189,8 @@ def finite_gradients(seen: Outcome) -> str | None:
     """
     s, gradients = _solution(seen), seen.gradients or {}
     good = _usable(seen.case)
+    if seen.case.options.get("dtype") == torch.float32:  # which a path that fails may leave, where gradients explode
+        good = good & s.converged
     if seen.case.options.get("tol", 1e-8) == 0:  # without a tolerance nobody stops a path that leaves all numbers
         good = good & (s.status != Status.NONFINITE)
     for name in [name for name in ("y", "x") if name in gradients]:

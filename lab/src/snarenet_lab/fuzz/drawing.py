@@ -80,6 +80,8 @@ def draw(seed: int, index: int) -> Case:
     d = _Draw(f"{seed}/{index}")
     shape = _shape(d)
     kinds = ("linear", "linear", "quadratic", "quadratic", "box", "nonlinear")
+    if d.chance(0.2):  # a set of constant rows has an engine of its own
+        kinds = ("linear",)
     parts = tuple(_part(d, d.choice(kinds), shape) for _ in range(d.choice((1, 1, 2, 2, 3))))
     case = Case(parts, _predictions(d, shape), shape.x)
     if d.chance(0.08):
