@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from math import cos, pi, sin, sqrt
 from typing import Any
 
-from snarenet_lab.systems.base import INF, System, reaching
+from snarenet_lab.systems.base import INF, System, between, reaching
 
 _GAS = 40**-0.5  # Meintjes and Morgan's constants hold it
 
@@ -100,7 +100,7 @@ def _bratu(strength: float) -> Callable[..., list[Any]]:
     """u'' + strength exp(u) = 0 on (0, 1), u = 0 at both ends."""
 
     def rows(*y: Any) -> list[Any]:
-        h, u = 1 / (len(y) + 1), (0.0, *y, 0.0)
+        h, u = 1 / (len(y) + 1), between(0.0, y, 0.0)
         return [(u[i - 1] - 2 * u[i] + u[i + 1]) / h**2 + strength * u[i].exp() for i in range(1, len(u) - 1)]
 
     return rows
@@ -109,7 +109,11 @@ def _bratu(strength: float) -> Callable[..., list[Any]]:
 def _bratu_square(*y: Any) -> list[Any]:
     """The same in a square with 5 exp(u), y the k by k inner points."""
     k = round(len(y) ** 0.5)
-    h, at = 1 / (k + 1), (lambda i, j: y[k * i + j] if 0 <= i < k and 0 <= j < k else 0.0)
+    h = 1 / (k + 1)
+
+    def at(i: int, j: int) -> Any:
+        return y[k * i + j] if 0 <= i < k and 0 <= j < k else 0.0
+
     return [
         (at(i - 1, j) + at(i + 1, j) + at(i, j - 1) + at(i, j + 1) - 4 * at(i, j)) / h**2 + 5 * at(i, j).exp()
         for i in range(k)
@@ -119,7 +123,7 @@ def _bratu_square(*y: Any) -> list[Any]:
 
 def _troesch(*y: Any) -> list[Any]:
     """u'' = 5 sinh(5 u), u(0) = 0, u(1) = 1."""
-    h, u = 1 / (len(y) + 1), (0.0, *y, 1.0)
+    h, u = 1 / (len(y) + 1), between(0.0, y, 1.0)
     return [
         (u[i - 1] - 2 * u[i] + u[i + 1]) / h**2 - 2.5 * ((5 * u[i]).exp() - (-5 * u[i]).exp())
         for i in range(1, len(u) - 1)
@@ -128,13 +132,13 @@ def _troesch(*y: Any) -> list[Any]:
 
 def _pendulum(*y: Any) -> list[Any]:
     """u'' = -sin u on (0, 8), u = 0.5 at both ends."""
-    h, u = 8 / (len(y) + 1), (0.5, *y, 0.5)
+    h, u = 8 / (len(y) + 1), between(0.5, y, 0.5)
     return [(u[i - 1] - 2 * u[i] + u[i + 1]) / h**2 + u[i].sin() for i in range(1, len(u) - 1)]
 
 
 def _burgers(*y: Any) -> list[Any]:
     """0.1 u'' = u u' on (0, 1) from 1 to -1: a shock in the middle."""
-    h, u = 1 / (len(y) + 1), (1.0, *y, -1.0)
+    h, u = 1 / (len(y) + 1), between(1.0, y, -1.0)
     return [
         0.1 * (u[i - 1] - 2 * u[i] + u[i + 1]) / h**2 - u[i] * (u[i + 1] - u[i - 1]) / (2 * h)
         for i in range(1, len(u) - 1)
@@ -171,7 +175,7 @@ _LINES = {(0, 1): (1.0, -5.0), (0, 2): (0.8, -4.0), (1, 2): (1.2, -6.0), (1, 3):
 
 def _power_flow(*y: Any) -> list[Any]:
     """Active and reactive power into four buses: angles of 1, 2, 3 and voltages of 2, 3 are unknown."""
-    angles, volts = (0.0, *y[:3]), (1.05, 1.02, *y[3:])
+    angles, volts = between(0.0, y[:3]), between(1.05, (1.02, *y[3:]))
     active, reactive = [0.0] * 4, [0.0] * 4
     for (a, b), (g, s) in _LINES.items():
         for i, j in ((a, b), (b, a)):

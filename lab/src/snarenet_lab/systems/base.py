@@ -115,6 +115,11 @@ def reaching(
     return System(name, source, fn, guess, aim, aim, point=point, **more)
 
 
+def between(first: float, y: Sequence[Any], *last: float) -> list[Any]:
+    """The variables with the values that are known at their ends."""
+    return [first, *y, *last]
+
+
 def angle(y: Any, x: Any) -> Any:
     """The angle of the vector (x, y); the one function that the two have by no common name."""
     return torch.atan2(y, x) if isinstance(y, Tensor) else need("casadi").atan2(y, x)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import exp, pi, sqrt
 from typing import Any
 
-from snarenet_lab.systems.base import System, angle
+from snarenet_lab.systems.base import System, angle, between
 
 _MEYER = (
     34780, 28610, 23650, 19630, 16370, 13720, 11540, 9744, 8261, 7030, 6005, 5147, 4427, 3820, 3307, 2872,
@@ -90,7 +90,7 @@ def _brown_almost_linear(*y: Any) -> list[Any]:
 
 
 def _discrete_boundary_value(*y: Any) -> list[Any]:
-    h, padded = 1 / (len(y) + 1), (0.0, *y, 0.0)
+    h, padded = 1 / (len(y) + 1), between(0.0, y, 0.0)
     return [
         2 * padded[i] - padded[i - 1] - padded[i + 1] + h**2 * (padded[i] + i * h + 1) ** 3 / 2
         for i in range(1, len(y) + 1)
@@ -110,7 +110,7 @@ def _discrete_integral(*y: Any) -> list[Any]:
 
 
 def _broyden_tridiagonal(*y: Any) -> list[Any]:
-    padded = (0.0, *y, 0.0)
+    padded = between(0.0, y, 0.0)
     return [(3 - 2 * v) * v - padded[i] - 2 * padded[i + 2] + 1 for i, v in enumerate(y)]
 
 
@@ -200,10 +200,8 @@ MORE_GARBOW_HILLSTROM = [
 
 
 def _trigexp(*y: Any) -> list[Any]:
-    padded = (None, *y, None)
     rows = [3 * y[0] ** 3 + 2 * y[1] - 5 + (y[0] - y[1]).sin() * (y[0] + y[1]).sin()]
-    for i in range(2, len(y)):
-        a, b, c = padded[i - 1 : i + 2]
+    for a, b, c in zip(y, y[1:], y[2:], strict=False):
         rows.append(-a * (a - b).exp() + b * (4 + 3 * b**2) + 2 * c + (b - c).sin() * (b + c).sin() - 8)
     return [*rows, -y[-2] * (y[-2] - y[-1]).exp() + 4 * y[-1] - 3]
 

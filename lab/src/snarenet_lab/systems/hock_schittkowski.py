@@ -149,6 +149,7 @@ def _hs373(a: Any, b: Any, c: Any, *y: Any) -> list[Any]:
 
 _NOT_NEGATIVE = {"lower": 0.0, "upper": INF}  # c(y) >= 0, as most of these are written
 _HS95_BOX = (0.0, (0.31, 0.046, 0.068, 0.042, 0.028, 0.0134))
+_ROOT = (120 + sqrt(1656)) / 236  # of 118 a² - 120 a + 27, HS336 where a = b
 
 HOCK_SCHITTKOWSKI = [
     _hs(6, lambda a, b: [10 * (b - a**2)], (-1.2, 1), point=(1, 1)),
@@ -332,7 +333,12 @@ HOCK_SCHITTKOWSKI = [
         (INF, INF, 0, 0),
         point=(0,) * 4,
     ),
-    _hs(336, lambda a, b, c: [5 * a + 5 * b - 3 * c - 6, a**2 + b**2 + c**2 - 1], (0, 0, 0)),
+    _hs(
+        336,
+        lambda a, b, c: [5 * a + 5 * b - 3 * c - 6, a**2 + b**2 + c**2 - 1],
+        (0, 0, 0),
+        point=(_ROOT, _ROOT, (10 * _ROOT - 6) / 3),
+    ),
     _hs(338, lambda a, b, c: [a / 2 + b + c - 1, a**2 + 2 / 3 * b**2 + c**2 / 4 - 4], (0, 0, 0)),
     _hs(
         373, _hs373, (300, -100, -0.1997, -127, -151, 379, 421, 460, 426), point=(0, 0, 0, 127, 151, 379, 421, 460, 426)
