@@ -281,19 +281,25 @@ class TestCollection:
         monkeypatch.setattr(collection, "REPAIRS", repairs)
         found = collection.measure(CPU, tmp_path, only="HS11", seeds=1)
         assert found.failure == "the rescue reaches 0 sets, IPOPT 3"
+        monkeypatch.setattr(
+            collection, "SOLVERS", dict.fromkeys(collection.SOLVERS, lambda _: pytest.fail("done already"))
+        )
+        again = collection.measure(CPU, tmp_path, only="HS11", seeds=1)
+        assert again.rows[-1] == found.rows[-1]
         found = collection.measure(CPU, tmp_path, only="HS11", seeds=1, solvers=False)
         assert found.failure == ""
         assert [row["setting"] for row in found.records()] == [*collection.REPAIRS]
 
     def test_the_better_of_two(self) -> None:
         def tries(reached: list[bool], steps: list[int]) -> collection.Tries:
-            return collection.Tries(torch.tensor(reached), torch.tensor(steps))
+            return collection.Tries(torch.tensor(reached), torch.tensor(steps), 0.5)
 
         both = collection._better(
             tries([True, True, False, False], [5, 9, 7, 3]), tries([True, False] * 2, [4, 1, 8, 2])
         )
         assert both.reached.tolist() == [True, True, True, False]
         assert both.steps.tolist() == [4, 9, 8, 5]
+        assert both.seconds == 1.0
 
 
 def test_damping(tmp_path: Path) -> None:

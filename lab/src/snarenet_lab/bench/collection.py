@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.common import Benchmark, command_line, hardware
+from snarenet.reference.program import digest
+from snarenet_lab.bench.common import Benchmark, Ledger, command_line, hardware
 from snarenet_lab.bench.feasibility import TOLERANCE, Ipopt, Slsqp, Solver
 from snarenet_lab.systems import SYSTEMS, System
 
@@ -37,10 +38,11 @@ COLUMNS = ("setting", *_PARTS, "median steps", "most steps", "CPU seconds", "fai
 
 
 class Tries(NamedTuple):
-    """What a setting led to from the starts of one system: successes and steps, both (B,)."""
+    """What a setting led to from the starts of one system: successes and steps, both (B,), and the CPU's seconds."""
 
     reached: Tensor
     steps: Tensor
+    seconds: float
 
 
 def measure(
@@ -50,24 +52,23 @@ def measure(
 
     Args:
         device: where the repairs run; the solvers run on the CPU.
-        out: nothing is kept there but the table.
+        out: what the solvers found is kept in collection.jsonl there; the repairs are made anew.
         only: names of systems, one or several; all of them unless given.
         seeds: starts to draw at each distance.
-        solvers: also IPOPT and SLSQP, which take most of the time?
+        solvers: also IPOPT and SLSQP?
     """
-    systems = _chosen(only)
+    systems, ledger = _chosen(only), Ledger(out / "collection.jsonl")
     found: dict[str, list[Tries]] = {}
-    seconds: dict[str, float] = {}
     for setting in (*REPAIRS, *SOLVERS) if solvers else REPAIRS:
-        begin = time.process_time()
-        found[setting] = [_try(setting, system, seeds, device) for system in systems]
-        seconds[setting] = time.process_time() - begin
+        if setting in REPAIRS:
+            found[setting] = [_repair(system, seeds, device, REPAIRS[setting]) for system in systems]
+        else:
+            found[setting] = [_solve(system, seeds, setting, ledger) for system in systems]
         print(setting, _share([tries.reached for tries in found[setting]]), sep=" | ", file=sys.stderr, flush=True)
     if solvers:
         least, free = (found[name] for name in list(SOLVERS)[:2])
         found[RIVAL] = [_better(a, b) for a, b in zip(least, free, strict=True)]
-        seconds[RIVAL] = sum(seconds[name] for name in list(SOLVERS)[:2])
-    rows = [_row(setting, systems, tries, seeds, seconds[setting]) for setting, tries in found.items()]
+    rows = [_row(setting, systems, tries, seeds) for setting, tries in found.items()]
     title = f"{len(systems)} nonlinear systems from {1 + 2 * seeds} starts each, to {TOLERANCE:g}"
     return Benchmark(title, COLUMNS, rows, command_line("collection", device), hardware(device), _behind(found))
 
@@ -81,29 +82,46 @@ def _chosen(only: str | Sequence[str] | None) -> Sequence[System]:
     return [known[name] for name in names]
 
 
-def _try(setting: str, system: System, seeds: int, device: torch.device) -> Tries:
-    """A setting from all starts of a system."""
+def _repair(system: System, seeds: int, device: torch.device, options: dict[str, Any]) -> Tries:
+    """A repair from all starts of a system."""
     starts, constraints = system.starts(seeds), system.constraints()
-    if setting in REPAIRS:
-        with torch.no_grad():
-            solution = sn.repair(constraints.to(device), starts.to(device), tol=TOLERANCE, **REPAIRS[setting])
-        y, steps = solution.value.cpu(), solution.steps.cpu()
-    else:
+    begin = time.process_time()
+    with torch.no_grad():
+        solution = sn.repair(constraints.to(device), starts.to(device), tol=TOLERANCE, **options)
+    seconds = time.process_time() - begin
+    reached = constraints.to("cpu").violation(solution.value.cpu()) <= TOLERANCE
+    return Tries(reached, solution.steps.cpu(), seconds)
+
+
+def _solve(system: System, seeds: int, setting: str, ledger: Ledger) -> Tries:
+    """A solver from all starts of a system, once for as long as both stay as they are."""
+    starts, constraints = system.starts(seeds), system.constraints()
+
+    def run() -> dict[str, Any]:
+        begin = time.process_time()
         solver = SOLVERS[setting](system)
         ends = [solver(start.numpy()) for start in starts]
-        y, steps = torch.stack([torch.from_numpy(end.y) for end in ends]), torch.tensor([end.steps for end in ends])
-    return Tries(constraints.to("cpu").violation(y) <= TOLERANCE, steps)
+        seconds = time.process_time() - begin
+        y = torch.stack([torch.from_numpy(end.y) for end in ends])
+        reached = constraints.violation(y) <= TOLERANCE
+        return {"reached": reached.tolist(), "steps": [end.steps for end in ends], "seconds": seconds}
+
+    parts = (starts, system.value(starts), *system.bounds(), *system.limits())
+    key = {"system": system.name, "setting": setting, "digest": digest(*(part.numpy() for part in parts)).hex()[:16]}
+    found = ledger.get(key, run)
+    return Tries(torch.tensor(found["reached"]), torch.tensor(found["steps"]), found["seconds"])
 
 
 def _better(a: Tries, b: Tries) -> Tries:
     """Both tried: a success is one of either, and steps are those of the shorter way, or of both where both failed."""
+    either = a.reached | b.reached
     shorter = torch.where(
         a.reached & b.reached, torch.minimum(a.steps, b.steps), torch.where(a.reached, a.steps, b.steps)
     )
-    return Tries(a.reached | b.reached, torch.where(a.reached | b.reached, shorter, a.steps + b.steps))
+    return Tries(either, torch.where(either, shorter, a.steps + b.steps), a.seconds + b.seconds)
 
 
-def _row(setting: str, systems: Sequence[System], tries: Sequence[Tries], seeds: int, seconds: float) -> list[Any]:
+def _row(setting: str, systems: Sequence[System], tries: Sequence[Tries], seeds: int) -> list[Any]:
     """A setting's rates, steps and failures."""
     held = [system.held_out for system in systems]
     reached = [one.reached for one in tries]
@@ -113,7 +131,7 @@ def _row(setting: str, systems: Sequence[System], tries: Sequence[Tries], seeds:
     steps = torch.cat([one.steps[one.reached] for one in tries])
     middle, most = (int(steps.median()), int(steps.max())) if len(steps) else (None, None)
     failures = [system.name for system, r in zip(systems, reached, strict=True) if not r[0]]
-    return [setting, *shares, middle, most, seconds, "; ".join(failures)]
+    return [setting, *shares, middle, most, sum(one.seconds for one in tries), "; ".join(failures)]
 
 
 def _share(reached: Sequence[Tensor]) -> str:

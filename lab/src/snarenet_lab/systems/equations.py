@@ -1,8 +1,8 @@
-"""Nonlinear equations, from Moré, Garbow and Hillstrom, Testing Unconstrained Optimization Software (ACM TOMS 7, 1981),
-with its starts, and from papers on equation solvers.
+"""Nonlinear equations and least-squares systems: Moré, Garbow and Hillstrom's, and others that solvers are tested on.
 
-Where a least-squares problem has no zero residual, every row must be as small as the residual at its minimum.
-"""  # noqa: D205
+Moré, Garbow, Hillstrom: Testing Unconstrained Optimization Software, ACM TOMS 7 (1981), with the starts given there.
+Where a least-squares problem has no zero residual, every row must be about as small as it is at the minimum.
+"""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ SQUARE = [
     ),
     System("trigexp, n = 10", "Toint 1986", _trigexp, (0,) * 10, point=(1,) * 10),
     System("Chandrasekhar, c = 0.9", "Kelley 1980", _chandrasekhar(0.9), (1,) * 10),
-    System("Chandrasekhar, c = 1", "Kelley 1980", _chandrasekhar(0.999999), (1,) * 10),
+    System("Chandrasekhar, c = 0.999999", "Kelley 1980", _chandrasekhar(0.999999), (1,) * 10),
     System(
         "economics, n = 6",
         "Morgan 1987",

@@ -44,12 +44,12 @@ def _gibbs(*y: Any) -> list[Any]:
 
 
 def _robertson(a: Any, b: Any, c: Any) -> list[Any]:
-    """Three reactions in a row with rates of 1e-4, 1 and 1e4 (Robertson): balance, and two steady states."""
+    """Robertson's three reactions in a steady state with inflow: rates from 0.04 to 3e7."""
     return [-0.04 * a + 1e4 * b * c + 0.01, 0.04 * a - 1e4 * b * c - 3e7 * b**2, a + b + c - 1]
 
 
 def _linkage(*y: Any) -> list[Any]:
-    """Two bars of length 1 from (0, 0) to (d, 0), as joints: at d = 2 the solution is singular."""
+    """The joint of two bars of length 1 between (0, 0) and (2, 0): where they lie in line, J is singular."""
     return [y[0] ** 2 + y[1] ** 2 - 1, (y[0] - 2) ** 2 + y[1] ** 2 - 1]
 
 
@@ -105,7 +105,7 @@ HARD = [
         point=(1, 0, 0, 1),
     ),
     reaching(
-        "folded arm, target on its line",
+        "stretched arm, target on its line",
         _SYMMETRY,
         planar_arm,
         (0, 0, 0),

@@ -1,8 +1,8 @@
-"""The constraints of Hock and Schittkowski, Test Examples for Nonlinear Programming Codes (1981), and of Schittkowski's
-More Test Examples (1987, numbers above 200), with their starts and without their objectives.
+"""The constraints of Hock and Schittkowski's problems, with their starts and without their objectives.
 
-Left out are those with linear rows alone and those whose start fulfils everything.
-"""  # noqa: D205
+Hock, Schittkowski: Test Examples for Nonlinear Programming Codes (1981); numbers above 200 are from Schittkowski: More
+Test Examples (1987). Left out are those with linear rows alone, and those whose start fulfils all.
+"""
 
 from __future__ import annotations
 
