@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import exp, pi, sqrt
 from typing import Any
 
-from snarenet_lab.systems.base import System, angle, between
+from snarenet_lab.systems.base import System, angle, between, reaching
 
 _MEYER = (
     34780, 28610, 23650, 19630, 16370, 13720, 11540, 9744, 8261, 7030, 6005, 5147, 4427, 3820, 3307, 2872,
@@ -219,17 +219,11 @@ def _chandrasekhar(c: float) -> Callable[..., list[Any]]:
     return rows
 
 
-def _economics(c: Sequence[float]) -> Callable[..., list[Any]]:
-    """Morgan's model: (y_k + sum_i y_i y_{i+k}) y_n = c_k, and the y but the last add up to -1."""
-
-    def rows(*y: Any) -> list[Any]:
-        n = len(y)
-        return [
-            *((y[k] + sum(y[i] * y[i + k + 1] for i in range(n - k - 2))) * y[-1] - c[k] for k in range(n - 1)),
-            sum(y[:-1]) + 1,
-        ]
-
-    return rows
+def _economics(*y: Any) -> list[Any]:
+    """Morgan's model: (y_k + sum_i y_i y_{i+k}) y_n for each k, and the sum of all y but the last."""
+    n = len(y)
+    rows = [(y[k] + sum(y[i] * y[i + k + 1] for i in range(n - k - 2))) * y[-1] for k in range(n - 1)]
+    return [*rows, sum(y[:-1])]
 
 
 SQUARE = [
@@ -283,13 +277,7 @@ SQUARE = [
     System("trigexp, n = 10", "Toint 1986", _trigexp, (0,) * 10, point=(1,) * 10),
     System("Chandrasekhar, c = 0.9", "Kelley 1980", _chandrasekhar(0.9), (1,) * 10),
     System("Chandrasekhar, c = 0.999999", "Kelley 1980", _chandrasekhar(0.999999), (1,) * 10),
-    System(
-        "economics, n = 6",
-        "Morgan 1987",
-        # the right side that (-0.5, 0.3, -0.4, 0.2, -0.6, 2) has
-        _economics((-2.04, 1.24, -1.16, 1.0, -1.2)),
-        (0.5,) * 6,
-    ),
+    reaching("economics, n = 6", "Morgan 1987", _economics, (0.5,) * 6, (-0.5, 0.3, -0.4, 0.2, -0.6, 2)),
     System(
         "neurophysiology",
         "Verschelde et al. 1994",
