@@ -1,11 +1,11 @@
-# make demo, test, lint, bench, docs-tables: each creates the virtual environment and installs what it needs.
+# make demo, test, lint, bench, fuzz, docs-tables: each creates the virtual environment and installs what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.txt
 
-.PHONY: demo test lint bench docs-tables clean
+.PHONY: demo test lint bench fuzz docs-tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/snarenet demo
@@ -23,6 +23,10 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/snarenet bench repair --device cpu
 	$(BIN)/snarenet bench robustness --device cpu
+
+# FUZZ="--seed 1 --samples 1000000" for another search
+fuzz: $(VENV)/.test
+	$(BIN)/snarenet fuzz $(FUZZ)
 
 # the tables of docs/, from docs/data and docs/results
 docs-tables: $(VENV)/.test

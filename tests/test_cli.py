@@ -227,7 +227,7 @@ class TestWithoutTheLab:
         with pytest.raises(SystemExit):
             run("--help")
         printed = " ".join(capsys.readouterr().out.split())
-        assert "compare, reproduce, bench: commands of snarenet-lab, which is not installed" in printed
+        assert "compare, reproduce, bench, fuzz: commands of snarenet-lab, which is not installed" in printed
 
     def test_a_report_of_a_reproduction(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         said = refused(capsys, "report", tmp_path)

@@ -17,7 +17,7 @@ from snarenet import cli
 from snarenet.testing import autograd_jacobian, draw, textbook_repair
 from snarenet_lab import bench
 from snarenet_lab.bench import __main__ as without_tyro
-from snarenet_lab.bench import common, damping, growth, matrix_free, robustness, scaling
+from snarenet_lab.bench import collection, common, damping, growth, matrix_free, robustness, scaling
 from snarenet_lab.bench import repair as one_repair
 from snarenet_lab.bench.authors import repair_as_authors
 from snarenet_lab.starts import start
@@ -254,6 +254,52 @@ class TestRobustness:
         assert json.loads((tmp_path / "robustness.json").read_text())["rows"][0]["median steps"] is None
         with pytest.raises(SystemExit, match="the defaults failed on 1 rows"):
             without_tyro.main(["robustness", "--out", str(tmp_path), "--set", "seeds", "1", "only", str([self.FAMILY])])
+
+
+class TestCollection:
+    ONLY = ("HS11", "HS17", "sphere from its centre")
+
+    def test_three_systems(self, tmp_path: Path) -> None:
+        found = collection.measure(CPU, tmp_path, only=self.ONLY, seeds=1)
+        rows = {row["setting"]: row for row in found.records()}
+        assert [*rows] == [*collection.REPAIRS, *collection.SOLVERS, collection.RIVAL]
+        assert found.title == "3 nonlinear systems from 3 starts each, to 1e-06"
+        for setting in (collection.OURS, collection.RIVAL):
+            assert rows[setting]["all"] in ("8 / 9", "9 / 9")
+            assert rows[setting]["100 % around"] == "3 / 3"
+            assert 0 < rows[setting]["median steps"] <= rows[setting]["most steps"]
+        assert rows["defaults"]["standard start"] == "2 / 3"
+        # a step cannot leave the centre of a sphere
+        assert rows["defaults"]["fails from the standard start"] == "sphere from its centre"
+        assert rows["defaults"]["development"].endswith(" / 6")
+        assert rows["defaults"]["held out"] == "3 / 3"  # HS17
+        with pytest.raises(ValueError, match="`only` must be names in SYSTEMS, such as 'HS6', but got HS5, HS12"):
+            collection.measure(CPU, tmp_path, only=["HS5", "HS6", "HS12"])
+
+    def test_ipopt_must_not_be_ahead(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        repairs = collection.REPAIRS | {collection.OURS: {"max_steps": 1}}
+        monkeypatch.setattr(collection, "REPAIRS", repairs)
+        found = collection.measure(CPU, tmp_path, only="HS11", seeds=1)
+        assert found.failure == "the rescue reaches 0 sets, IPOPT 3"
+        monkeypatch.setattr(
+            collection, "SOLVERS", dict.fromkeys(collection.SOLVERS, lambda _: pytest.fail("done already"))
+        )
+        again = collection.measure(CPU, tmp_path, only="HS11", seeds=1)
+        assert again.rows[-1] == found.rows[-1]
+        found = collection.measure(CPU, tmp_path, only="HS11", seeds=1, solvers=False)
+        assert found.failure == ""
+        assert [row["setting"] for row in found.records()] == [*collection.REPAIRS]
+
+    def test_the_better_of_two(self) -> None:
+        def tries(reached: list[bool], steps: list[int]) -> collection.Tries:
+            return collection.Tries(torch.tensor(reached), torch.tensor(steps), 0.5)
+
+        both = collection._better(
+            tries([True, True, False, False], [5, 9, 7, 3]), tries([True, False] * 2, [4, 1, 8, 2])
+        )
+        assert both.reached.tolist() == [True, True, True, False]
+        assert both.steps.tolist() == [4, 9, 8, 5]
+        assert both.seconds == 1.0
 
 
 def test_damping(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from snarenet.model import MLP, ConstrainedModel
 from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
 from snarenet.repair import repair
+from snarenet.repair.conflict import Conflict
 from snarenet.solution import PrecisionWarning, RepairError, RepairWarning, Solution, Status
 from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate, load_model
 
@@ -25,6 +26,7 @@ __all__ = [
     "AdaptiveRelaxation",
     "Annealed",
     "Box",
+    "Conflict",
     "ConjugateGradients",
     "Constant",
     "ConstrainedModel",

@@ -41,7 +41,7 @@ Engine = Annotated[
 _NO_SIZES: dict[str, int] = {}
 Device = Annotated[str, arg(help="where to train: auto, cpu, cuda, cuda:1 ...")]
 
-LAB = ("compare", "reproduce", "bench")  # commands of snarenet-lab
+LAB = ("compare", "reproduce", "bench", "fuzz")  # commands of snarenet-lab
 _MISSING = "snarenet-lab, which is not installed; in a clone of the repository: pip install ./lab"
 
 

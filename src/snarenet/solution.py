@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from snarenet.repair.conflict import Conflict, Origin
 
 
 class Status(IntEnum):
@@ -29,14 +33,24 @@ class Status(IntEnum):
 _MESSAGES = {
     Status.CONVERGED: "every constraint holds to the tolerance, or to what the precision can hold.",
     Status.MAX_STEPS: "the step limit came before the tolerance; allow more steps or a larger tolerance.",
-    Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input.",
+    Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input: "
+    "`solution.conflict()` names the rows that conflict.",
     Status.NONFINITE: "the prediction, a constraint value or the output in its precision was NaN or infinite, or the "
     "repair ran away from the set.",
 }
 
 
-class Solution(NamedTuple):
-    """The repaired batch.
+class _Fields(NamedTuple):
+    value: Tensor
+    raw: Tensor
+    status: Tensor
+    steps: Tensor
+    violation: Tensor
+    allowance: Tensor
+
+
+class Solution(_Fields):
+    """The repaired batch: a tuple of tensors.
 
     Attributes:
         value: (B, n) repaired outputs, in the dtype of the predictions, but at least float32; differentiable.
@@ -47,14 +61,11 @@ class Solution(NamedTuple):
             number.
         allowance: (B,) zero where the tolerance decided. Where the dtype of `value` could not hold it: the violation
             that rounding can cause there, which then stands in for the tolerance.
+        origin: the set and inputs that it is of, for `conflict`; no entry of the tuple, and None where a solution was
+            traced, saved or put together from others.
     """
 
-    value: Tensor
-    raw: Tensor
-    status: Tensor
-    steps: Tensor
-    violation: Tensor
-    allowance: Tensor
+    origin: Origin | None = None
 
     @property
     def converged(self) -> Tensor:
@@ -80,6 +91,29 @@ class Solution(NamedTuple):
             if count and status is not Status.CONVERGED:
                 parts.append(f"{count} {status.name}: {status.message}")
         return " ".join(parts)
+
+    def conflict(self, samples: Sequence[int] | None = None) -> Conflict:
+        r"""Which rows keep the samples that failed from their sets, with weights, and a proof where a set is empty.
+
+        It is computed when asked for, in milliseconds a sample for a few dozen rows, from the constraints and x as they
+        are then; that they have not changed is checked.
+
+        Args:
+            samples: their places in the batch; all that failed unless given.
+
+        Example:
+            >>> import torch, snarenet as sn
+            >>> empty = sn.Box(None, 1.0) & sn.Linear(torch.tensor([[1.0, 0.0]]), lower=3.0)
+            >>> print(*str(sn.repair(empty, torch.zeros(1, 2)).conflict()).split("; "), sep="\n")
+            sample 0: Box y[0] (<= 1) and Linear row 0 (>= 3) conflict: weights 0.5 and 0.5
+            certified: no y satisfies both.
+        """
+        if self.origin is None:
+            raise ValueError(
+                "this solution does not know its constraints: it was compiled or recorded, saved, or put together from "
+                "others; call `conflict()` on what `repair` or `solve` returned, outside torch.compile"
+            )
+        return self.origin.conflict(self, samples)
 
 
 class RepairError(RuntimeError):

@@ -396,12 +396,28 @@ def test_files_without_a_checksum_still_load(folder: Path, whole: Path) -> None:
     fit(folder, resume=folder)
 
 
+def with_another_type(value: Any, draw: random.Random) -> Any:
+    """A JSON value with one of its parts, at random, made something else."""
+    inside = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    if not inside or draw.random() < 0.1:
+        return draw.choice([None, [], {}, "text", True, -1, 0.5, [value]])
+    key = draw.choice(list(inside))
+    value[key] = with_another_type(value[key], draw)
+    return value
+
+
 def corrupt(file: Path, draw: random.Random) -> str:
     """Damage a file at random; what was done to it."""
     content = bytearray(file.read_bytes())
     a, b = sorted(draw.randrange(len(content) + 1) for _ in range(2))
-    kind = draw.choice(["flip", "flips", "cut", "zero", "swap", "noise"])
-    if kind.startswith("flip"):
+    kinds = ["flip", "flips", "cut", "zero", "swap", "noise"]
+    kind = draw.choice(kinds + 3 * ["type"] if file.suffix in (".json", ".jsonl") else kinds)
+    if kind == "type":
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        place = draw.randrange(len(lines))
+        lines[place] = json.dumps(with_another_type(json.loads(lines[place]), draw))
+        content = bytearray("\n".join(lines).encode() + b"\n")
+    elif kind.startswith("flip"):
         for _ in range(1 if kind == "flip" else 8):
             content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     elif kind == "cut":
@@ -448,11 +464,14 @@ def test_no_corruption_ends_in_a_traceback(whole: Path, tmp_path: Path) -> None:
     assert refused > 150  # most are noticed; the others changed a number in a text file, or nothing
 
 
-TRIALS, EPOCHS = 50, 12  # so many epochs that each trial can end at another of some sixty uses of a file
+TRIALS, EPOCHS = 50, 8  # every other trial ends at another of some thirty uses of a file, the rest at any moment
 
 
-def train_until(folder: Path, most: int) -> int:
-    """Train in a process of its own that kills itself at its use number `most` of a file in the folder; how many."""
+def train_until(folder: Path, most: int, seconds: float | None = None) -> int:
+    """Train in a process of its own that is killed at its use number `most` of a file in the folder; how many.
+
+    Or killed after so many seconds, wherever that is.
+    """
     ready, told = os.pipe()
     child = os.fork()
     if not child:
@@ -470,8 +489,11 @@ def train_until(folder: Path, most: int) -> int:
         os.write(told, bytes([uses]))
         os._exit(0)
     os.close(told)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == (-signal.SIGKILL if most else 0)
+    assert status == (-signal.SIGKILL if most else 0) or seconds is not None
     found = os.read(ready, 1)
     os.close(ready)
     return found[0] if found else most
@@ -480,15 +502,18 @@ def train_until(folder: Path, most: int) -> int:
 def kill_trainings(out: Path) -> None:
     """One training to its end, and others that are killed, each at another place."""
     torch.set_num_threads(1)  # as in the process that goes on with them
+    began, draw = time.monotonic(), random.Random(16)
     uses = train_until(out / "whole", 0)
-    assert TRIALS < uses < 256
-    for k in range(TRIALS):
+    took = time.monotonic() - began
+    assert TRIALS // 2 < uses < 256
+    for k in range(0, TRIALS, 2):
         train_until(out / str(k), 1 + k * uses // TRIALS)
+        train_until(out / str(k + 1), 0, draw.uniform(0, took))
 
 
 @pytest.mark.slow
 def test_killed_trainings_go_on_bit_for_bit(tmp_path: Path) -> None:
-    """50 trainings, killed before, between and after all that they write, resumed, and compared with a whole one.
+    """50 trainings, killed at what they write and at random moments, resumed, and compared with a whole one.
 
     They fork from a process that has never differentiated: PyTorch forbids it after that.
     """
@@ -497,7 +522,7 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_folders as t
 t.kill_trainings(t.Path({str(tmp_path)!r}))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
     whole = sn.Run.open(tmp_path / "whole")
     for k in range(TRIALS):
         folder = tmp_path / str(k)

@@ -1,10 +1,11 @@
-"""`snarenet compare | reproduce | bench`: entry points of the group `snarenet.commands`, whose arguments tyro reads."""
+"""`snarenet compare | reproduce | bench | fuzz`: entry points of `snarenet.commands`, whose arguments tyro reads."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from rich.console import Console
 from tyro.conf import Positional, arg
 
@@ -12,6 +13,7 @@ from snarenet.cli import Device, Engine, find_device, find_reference, say
 from snarenet.layers import METHODS
 from snarenet.problems import load, names
 from snarenet_lab import bench as benchmarks
+from snarenet_lab import fuzz as searching
 from snarenet_lab.experiments import compare as comparing
 from snarenet_lab.experiments import reproduce as reproducing
 from snarenet_lab.options import literal
@@ -114,3 +116,21 @@ def bench(
     chosen = {name: literal(value) for name, value in options.items()}
     benchmarks.bench(item, find_device(device), out, **chosen)
     say(f"The tables are in {out}")
+
+
+def fuzz(
+    samples: Annotated[int, arg(help="rows of batches to repair")] = 100_000,
+    seed: Annotated[int, arg(help="of all cases; another one makes others")] = 0,
+    seconds: Annotated[float | None, arg(help="time limit; none unless given")] = None,
+    only: Annotated[int | None, arg(help="do the case of this number again, and no other")] = None,
+    most: Annotated[int, arg(help="defects after which to stop")] = 10,
+) -> None:
+    """Search for what breaks the promises of a repair: random sets, scales, precisions and options.
+
+    A defect is printed as Python that reproduces it; the exit code is 1 if there is one.
+    """
+    torch.set_num_threads(1)  # batches are small
+    search = searching.fuzz(samples, seed, seconds, only, most, report=lambda line: print(line, flush=True))
+    say(search.describe())
+    if search.defects:
+        raise SystemExit(1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance
 from snarenet.repair import Options
+from snarenet.repair.conflict import remember
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.solution import RepairError, RepairWarning, Solution, Status, warn
 from snarenet.tracing import tracing
@@ -89,7 +90,7 @@ class Layer(nn.Module, ABC):
         `relax` widens the bounds while the layer is in training mode; in eval mode the true set always holds.
         """
         bounds = 0.0 if relax is None or not self.training else relax
-        solution = in_full_precision(self.repair, y, x, bounds)
+        solution = remember(in_full_precision(self.repair, y, x, bounds), self.constraints, x, bounds, self.options)
         self._report(solution)
         return solution
 

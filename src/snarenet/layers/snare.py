@@ -13,6 +13,7 @@ from snarenet.constraints import Constraints
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Options, Rows, Solver, Store, prepare, repair_with
+from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
 from snarenet.repair.options import check_count, check_weights
 from snarenet.solution import Solution
@@ -94,7 +95,7 @@ class SnareLayer(Layer):
         if self.record and self._can_record(y, x, relax):
             solution = self._replay(y, x)
             if solution is not None:
-                self._report(solution)
+                self._report(remember(solution, self.constraints, x, 0.0, self.options))
                 return solution
         return super().solve(y, x, relax)
 

@@ -13,6 +13,7 @@ from snarenet.constraints.base import Constraints, Instance, largest, residual
 from snarenet.damping import Adaptive, Annealed, Damping, as_damping
 from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import Choice, choose, choose_bounded
+from snarenet.repair.conflict import remember
 from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
@@ -75,7 +76,7 @@ def repair(
         check_weights(weights, nearest)
     solution = repair_with(options, constraints, y, x, relax, weights)
     tell(solution, tol)
-    return solution
+    return remember(solution, constraints, x, relax, options)
 
 
 def repair_with(

@@ -17,7 +17,18 @@ import torch
 from snarenet.training import RunError
 from snarenet_lab.bench.common import Benchmark, command_line
 
-ITEMS = ("repair", "scaling", "growth", "field", "race", "parallel", "robustness", "damping", "matrix_free")
+ITEMS = (
+    "repair",
+    "scaling",
+    "growth",
+    "field",
+    "race",
+    "parallel",
+    "robustness",
+    "collection",
+    "damping",
+    "matrix_free",
+)
 
 __all__ = ["ITEMS", "Benchmark", "bench"]
 

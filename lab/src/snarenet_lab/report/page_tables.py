@@ -50,6 +50,28 @@ def scaling(folder: Path) -> str:
     return _table(_SCALING, percents)
 
 
+def collection(folder: Path) -> str:
+    """From how many starts each setting finds a point of the set; the names of failures have a table of their own."""
+    content = json.loads((folder / "data" / "bench-collection-cpu.json").read_text())
+    return _table(content["columns"][:-1], content["rows"])
+
+
+def collection_failures(folder: Path) -> str:
+    """The systems that the rescue or IPOPT does not solve from the standard start."""
+    content = json.loads((folder / "data" / "bench-collection-cpu.json").read_text())
+    names = {row["setting"]: row[content["columns"][-1]].split("; ") for row in content["rows"]}
+    ours, rival = ([name for name in names[setting] if name] for setting in ("rescue", "IPOPT, the better"))
+    lines = {
+        "the rescue alone": [name for name in ours if name not in rival],
+        "IPOPT alone": [name for name in rival if name not in ours],
+        "both": [name for name in ours if name in rival],
+    }
+    return markdown(
+        ["not solved by", "systems", "which"],
+        [[who, str(len(which)), "; ".join(which) or DASH] for who, which in lines.items()],
+    )
+
+
 def field(machine: str, folder: Path) -> str:
     """Milliseconds of every package for every start and tolerance, beside those of our defaults."""
     lines = (folder / "data" / f"bench-field-{machine}.jsonl").read_text().splitlines()
@@ -167,6 +189,8 @@ _STORED = (
 )  # fmt: skip
 TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
     "against-paper": against_paper,
+    "collection": collection,
+    "collection-failures": collection_failures,
     "field-cpu": partial(field, "cpu"),
     "field-h200": partial(field, "h200"),
     "gaps": gaps,
