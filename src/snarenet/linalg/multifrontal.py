@@ -106,9 +106,9 @@ class Multifrontal:
         self._steps, self._pool = _Places(self.tree, *np.divmod(known, max(1, self.size))).steps()
 
     def factor(self, values: Tensor, diagonal: Tensor) -> Factor:
-        """The factors for nonzeros (B, count) and diagonals (B, size)."""
+        """The factors for nonzeros (count, B), the batch as the fastest axis, and diagonals (B, size)."""
         self._move(values.device)
-        batch = len(values)
+        batch = len(diagonal)
         pool = values.new_empty(batch, self._pool)
         pool[:, : self._entries] = self._matrix(values, diagonal)
         pool[:, self._entries] = 1
@@ -121,8 +121,7 @@ class Multifrontal:
         return Factor(self._steps, factors, torch.cat(codes, 1).amax(1))
 
     def _matrix(self, values: Tensor, diagonal: Tensor) -> Tensor:
-        """The lower half's entries, with the batch as the fastest axis, in chunks that stay in a cache."""
-        values = values.T.contiguous()
+        """The lower half's entries (B, entries), in chunks that stay in a cache."""
         found = values.new_zeros(self._entries, values.shape[1])
         found[self._diagonal] = diagonal.T
         chunk = max(1, _CHUNK // max(1, values.shape[1]))
