@@ -22,7 +22,7 @@ from snarenet.linalg.eliminated import (
 from snarenet.linalg.krylov import ConjugateGradients
 from snarenet.linalg.sparse import Estimate, SparseFactor, SparseNormal
 from snarenet.linalg.spectrum import Spectrum, column
-from snarenet.linalg.systems import Dual, Primal, System
+from snarenet.linalg.systems import Dual, Primal, SparseDual, System
 
 __all__ = [
     "ConjugateGradients",
@@ -33,6 +33,7 @@ __all__ = [
     "EliminatedSpectrum",
     "Estimate",
     "Primal",
+    "SparseDual",
     "SparseFactor",
     "SparseNormal",
     "Spectrum",

@@ -117,10 +117,8 @@ class GramFactor:
         return self.core.info if self.code is None else self.code
 
     @property
-    def bytes(self) -> int:
-        return self.core.bytes + sum(
-            t.numel() * t.element_size() for t in (self.C, self.Z, self.lower) if t is not None
-        )
+    def nbytes(self) -> int:
+        return self.core.nbytes + sum(t.nbytes for t in (self.C, self.Z, self.lower) if t is not None)
 
     def solve(self, rhs: Tensor) -> Tensor:
         """The solutions (B, k, size) for right-hand sides (B, k, size)."""

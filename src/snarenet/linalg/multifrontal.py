@@ -173,8 +173,8 @@ class Factor:
         return Factor(self.steps, transfers, self.info.index_copy(0, samples, other.info))
 
     @property
-    def bytes(self) -> int:
-        return sum(transfer.numel() * transfer.element_size() for transfer in self.transfers)
+    def nbytes(self) -> int:
+        return sum(transfer.nbytes for transfer in self.transfers)
 
 
 def take(values: Tensor, places: Tensor) -> Tensor:

@@ -120,14 +120,6 @@ class SparseNormal:
             diagonal = damping.new_ones(len(damping), self.shape[1])
         return SparseFactor(self, values, damping, inverse_weights, length, self.gram.factor(K, diagonal))
 
-    def times(self, values: Tensor, v: Tensor) -> Tensor:
-        """J v: (B, m) for v (B, n), with nonzeros (B, nnz)."""
-        return _sums(values.T, v.unsqueeze(1), self.col, self.row, self.shape[0]).squeeze(1)
-
-    def transposed_times(self, values: Tensor, w: Tensor) -> Tensor:
-        """J'w: (B, n) for w (B, m), with nonzeros (B, nnz)."""
-        return _sums(values.T, w.unsqueeze(1), self.row, self.col, self.shape[1]).squeeze(1)
-
 
 @dataclass(frozen=True)
 class SparseFactor:
@@ -146,9 +138,9 @@ class SparseFactor:
         return self.gram.info
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Memory that keeping it takes."""
-        return self.gram.bytes + self.values.numel() * self.values.element_size()
+        return self.gram.nbytes + self.values.nbytes
 
     def solve(self, rhs: Tensor) -> Tensor:
         """The solutions (B, m), or (B, m, k), for such right-hand sides."""
@@ -156,18 +148,26 @@ class SparseFactor:
             return self._refined(rhs.unsqueeze(1)).squeeze(1)
         return self._refined(rhs.mT).mT
 
-    def times(self, w: Tensor) -> Tensor:
-        """The system's matrix times w (B, k, m)."""
-        d = self._pull(w)
-        if self.inverse_weights is not None:
-            d = d * self.inverse_weights.unsqueeze(1)
-        return self._push(d) + self.damping.unsqueeze(1) * w
+    def push(self, v: Tensor) -> Tensor:
+        """J v, (B, m) for v (B, n): 0 in rows that are not in use."""
+        return self._push(v.unsqueeze(1)).squeeze(1)
+
+    def pull(self, w: Tensor) -> Tensor:
+        """J'w, (B, n) for w (B, m), of the rows in use."""
+        return self._pull(w.unsqueeze(1)).squeeze(1)
 
     def _push(self, v: Tensor) -> Tensor:
         return _sums(self.values, v, self.normal.col, self.normal.row, self.normal.shape[0])
 
     def _pull(self, w: Tensor) -> Tensor:
         return _sums(self.values, w, self.normal.row, self.normal.col, self.normal.shape[1])
+
+    def _times(self, w: Tensor) -> Tensor:
+        """The system's matrix times w (B, k, m)."""
+        d = self._pull(w)
+        if self.inverse_weights is not None:
+            d = d * self.inverse_weights.unsqueeze(1)
+        return self._push(d) + self.damping.unsqueeze(1) * w
 
     def _refined(self, rhs: Tensor) -> Tensor:
         """The solution, refined until its backward error is one of rounding, or no longer halves.
@@ -178,14 +178,14 @@ class SparseFactor:
         if not self.normal.refines:
             return found
         goal = _ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
-        residual = rhs - self.times(found)
+        residual = rhs - self._times(found)
         size = residual.norm(dim=2, keepdim=True)
         going = size > goal
         for _ in range(_REFINEMENTS):
             if not tracing() and not bool(going.any()):
                 break
             trial = found + self._once(residual)
-            left = rhs - self.times(trial)
+            left = rhs - self._times(trial)
             now = left.norm(dim=2, keepdim=True)
             better = going & (now < size)
             found, residual = torch.where(better, trial, found), torch.where(better, left, residual)

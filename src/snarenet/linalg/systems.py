@@ -14,14 +14,16 @@ them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Map
 from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
-from snarenet.linalg.eliminated import Eliminated
+from snarenet.linalg.eliminated import Eliminated, EliminatedBox
 from snarenet.linalg.krylov import ConjugateGradients
+from snarenet.linalg.sparse import SparseFactor
 from snarenet.linalg.spectrum import column
 
 
@@ -33,7 +35,7 @@ class System(ABC):
     """
 
     weight: float | Tensor
-    factor: Tensor | None
+    factor: Any  # kept for the way back where there is room for its `nbytes`: a tensor, a sparse factor or None
 
     @abstractmethod
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -75,7 +77,7 @@ class Dual(System):
         self.diagonal = delta if active is None else torch.where(active, delta, 1.0)
         self.krylov = krylov
         self.places = None if active is None or krylov else places_of(active, factor)
-        self.factor = None if krylov else (self._factor() if factor is None else factor)
+        self.factor: Tensor | None = None if krylov else (self._factor() if factor is None else factor)
 
     def _factor(self) -> Tensor:
         J, active, diagonal, places = self.linear.jacobian, self.active, self.diagonal, self.places
@@ -134,6 +136,40 @@ class Dual(System):
         return p, self._shrink(u), None if self.eliminated is None else self.eliminated.multipliers(u)
 
 
+class SparseDual(System):
+    """The same systems as `Dual`, for rows on one sparse pattern, alone or beside a box.
+
+    All it needs of J is in the factor: one that was kept spares the backward pass an evaluation.
+
+    Args:
+        factor: that of `SparseNormal`, with the damping of each row, the rows in use, and the box's `weights` as
+            inverse weights.
+        damping: the scalar damping, a number or (B,).
+        box: the rows of a box, eliminated.
+    """
+
+    def __init__(self, factor: SparseFactor, damping: float | Tensor, box: EliminatedBox | None = None) -> None:
+        self.factor: SparseFactor = factor
+        self.weight, self.box = column(damping), box
+
+    def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.box is None:
+            w = self.factor.solve(residual)
+            return self.factor.pull(w), w
+        assert eliminated is not None
+        d = self.box.step(eliminated)
+        w = self.factor.solve(residual - self.factor.push(d))
+        return d + self.box.shrink(self.factor.pull(w)), w
+
+    def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.box is None:
+            p = self.factor.solve(self.factor.push(v))
+            return p, v - self.factor.pull(p), None
+        p = self.factor.solve(self.factor.push(self.box.shrink(v)))
+        u = v - self.factor.pull(p)
+        return p, self.box.shrink(u), self.box.multipliers(u)
+
+
 class Primal(System):
     """J'diag(s)^(-1) J + damping I, n by n, for more rows than variables.
 
@@ -158,10 +194,9 @@ class Primal(System):
                 J = _rows_in_use(J, active)
             gram = (J.mT * self.inverse.unsqueeze(1)) @ J
             factor = cholesky(add_to_diagonal(gram, column(damping)))
-        self.factor = factor
+        self.factor: Tensor = factor
 
     def _solve(self, v: Tensor) -> Tensor:
-        assert self.factor is not None
         return cholesky_solve(self.factor, v)
 
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
