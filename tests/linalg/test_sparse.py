@@ -215,6 +215,18 @@ class TestSamples:
             assert_equal(apart, together, 1e-13)
 
     @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("keep", [[3, 1], [2], []])
+    def test_some_samples_of_a_factor(self, form: str, keep: list[int]) -> None:
+        pattern = torch.eye(120, dtype=torch.bool)
+        pattern[:, 5], pattern[7] = True, True
+        system, places = normal(pattern, form), torch.tensor(keep, dtype=torch.int64)
+        assert system.estimate.heavy == 1
+        factor, rhs = system.factor(*data(system, 4)), draw(4, 120, seed=1)
+        assert_equal(factor[places].solve(rhs[places]), factor.solve(rhs)[places], 1e-13)
+        assert_equal(factor[places].push(rhs[places]), factor.push(rhs)[places], 0.0)
+        assert torch.equal(factor[places].info, factor.info[places])
+
+    @pytest.mark.parametrize("form", FORMS)
     def test_a_broken_sample_stays_alone(self, form: str) -> None:
         system = normal(random_pattern(15, 20, 0.2, 11), form)
         values, damping, weights, active = data(system, 4)

@@ -111,6 +111,11 @@ class GramFactor:
     lower: Tensor | None = None
     code: Tensor | None = None
 
+    def __getitem__(self, samples: Tensor) -> GramFactor:
+        """The factors of some samples (their places)."""
+        rest = (self.C, self.Z, self.lower, self.code)
+        return GramFactor(self.core[samples], *(None if t is None else t[samples] for t in rest))
+
     @property
     def info(self) -> Tensor:
         """(B,) not 0 where there is no factor."""

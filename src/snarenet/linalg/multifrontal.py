@@ -164,6 +164,13 @@ class Factor:
             x.scatter_(2, step.pivot_nodes.expand_as(found), found)
         return x[..., :-1]
 
+    def __getitem__(self, samples: Tensor) -> Factor:
+        """The factors of some samples (their places)."""
+        apart = [
+            t.unflatten(0, (len(self.info), step.count)) for step, t in zip(self.steps, self.transfers, strict=True)
+        ]
+        return Factor(self.steps, [transfers[samples].flatten(0, 1) for transfers in apart], self.info[samples])
+
     def replaced(self, samples: Tensor, other: Factor) -> Factor:
         """The same with the factors of another for these samples (their places)."""
         batch, transfers = len(self.info), []

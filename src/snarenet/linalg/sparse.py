@@ -132,6 +132,12 @@ class SparseFactor:
     length: Tensor  # (B, 1) of a typical row, in the metric
     gram: GramFactor
 
+    def __getitem__(self, samples: Tensor) -> SparseFactor:
+        """The factors of some samples (their places)."""
+        weights = None if self.inverse_weights is None else self.inverse_weights[samples]
+        values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
+        return SparseFactor(self.normal, values, damping, weights, length, self.gram[samples])
+
     @property
     def info(self) -> Tensor:
         """(B,) 0 where there is a factor."""
