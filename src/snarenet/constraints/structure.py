@@ -8,7 +8,6 @@ finds is added to the pattern, the result is computed again, and a warning says 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +15,12 @@ from torch import Tensor
 
 from snarenet.constraints.products import CHUNK, Products
 from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning
+from snarenet.solution import warn
 from snarenet.tracing import tracing
 
-_LEAST = 48  # variables from which detection pays: below, a dense Jacobian takes as long as a compressed one
+_LEAST = (
+    64  # variables from which detection pays: at 50 a repair takes as long with a dense Jacobian, at 72 half as long
+)
 _DENSE = 0.25  # share of nonzeros above which a detected pattern is left alone: colours are as many as columns
 _POINTS = 8  # at which a pattern is looked for, if that takes no more than
 _SEEDS = 4096  # products, or than three points
@@ -130,12 +132,11 @@ class Structure:
         if self.warned:
             return
         self.warned = True
-        warnings.warn(
+        warn(
             f"the Jacobian of `fn` has {new.nnz} entries that were zero when its pattern was detected ({_some(new)}): "
             "a branch or an index depends on y or x. They were added and the result was computed again, but results "
             "before may lack them: give `sparsity=` a pattern with all entries, or None",
             SparsityWarning,
-            stacklevel=2,
         )
 
 
