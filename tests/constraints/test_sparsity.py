@@ -216,6 +216,21 @@ class TestDetection:
         assert constraints.at(draw(1, SIZE)).map.pattern is not None
         assert constraints.jacobian(torch.zeros(0, SIZE, dtype=torch.float64)).shape == (0, SIZE - 1, SIZE)
 
+    def test_a_function_of_any_number_of_variables(self) -> None:
+        constraints = sn.Nonlinear(lambda y, x: y[:, 1:20] * y[:, :19], 19, upper=0.0)
+        for n in (SIZE, SIZE + 5, 20, SIZE):
+            map = constraints.at(draw(2, n)).map
+            assert map.jacobian(draw(2, n)).shape == (2, 19, n)
+            assert (map.pattern is None) == (n == 20)
+
+    def test_many_products_are_those_of_the_matrix(self) -> None:
+        sparse, dense = pair(chain, SIZE - 1, upper=0.0)
+        y, t, w = draw(3, SIZE), draw(3, SIZE, seed=1), draw(3, SIZE - 1, seed=2)
+        linear, J = sparse.at(y).map.linearize(y), dense.jacobian(y)
+        for _ in range(4):  # the first by autograd, the others by the matrix
+            assert_equal(linear.jvp(t), torch.einsum("bmn,bn->bm", J, t), 1e-13)
+            assert_equal(linear.vjp(w), torch.einsum("bmn,bm->bn", J, w), 1e-13)
+
     def test_random_numbers_of_the_user_are_left_alone(self) -> None:
         torch.manual_seed(3)
         expected = torch.rand(2)

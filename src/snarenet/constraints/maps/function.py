@@ -200,11 +200,12 @@ class _ByAutograd(Linearization):
 
 
 class _Compressed(Linearization):
-    """J on its pattern, evaluated when first asked for; before that products are by plain autograd."""
+    """J on its pattern, evaluated when asked for, or for many products; the first few are by plain autograd."""
 
     def __init__(self, map: FunctionMap, y: Tensor) -> None:
         super().__init__(map, y)
         self.function, self.products = map, Products(map.value, y)
+        self._left = 0 if map.structure is None else map.structure.worth(y.shape[1])  # products before J is cheaper
         self._found: tuple[Pattern, Tensor] | None = None
 
     def _evaluated(self) -> tuple[Pattern, Tensor]:
@@ -220,16 +221,21 @@ class _Compressed(Linearization):
     def values(self) -> Tensor:
         return self._evaluated()[1]
 
+    def _one_more(self) -> bool:
+        """Is one more product by autograd cheaper than J?"""
+        self._left -= 1
+        return self._found is None and self._left >= 0
+
     def jvp(self, direction: Tensor) -> Tensor:
-        if self._found is None:
+        if self._one_more():
             return self.products.jvp(direction)
-        pattern, values = self._found
+        pattern, values = self._evaluated()
         return pattern.times(values, direction)
 
     def vjp(self, weights: Tensor) -> Tensor:
-        if self._found is None:
+        if self._one_more():
             return self.products.vjp(weights)
-        pattern, values = self._found
+        pattern, values = self._evaluated()
         return pattern.transposed_times(values, weights)
 
     def _evaluate(self) -> Tensor:
