@@ -130,8 +130,7 @@ class TestDetection:
             assert map.pattern is None
             return
         assert map.pattern == Pattern.of(mask)
-        J = dense.jacobian(y, x)
-        linear = map.linearize(y)
+        J, linear = dense.jacobian(y, x), map.linearize(y)
         assert_equal(linear.values, Pattern.of(mask).gather(J), 1e-12)
         assert_equal(linear.jacobian, J, 1e-12)
         assert_equal(map.row_norms(y), J.square().sum(2), 1e-12)
@@ -226,6 +225,7 @@ class TestDetection:
     def test_many_products_are_those_of_the_matrix(self) -> None:
         sparse, dense = pair(chain, SIZE - 1, upper=0.0)
         y, t, w = draw(3, SIZE), draw(3, SIZE, seed=1), draw(3, SIZE - 1, seed=2)
+        sparse.jacobian(y)
         linear, J = sparse.at(y).map.linearize(y), dense.jacobian(y)
         for _ in range(4):  # the first by autograd, the others by the matrix
             assert_equal(linear.jvp(t), torch.einsum("bmn,bn->bm", J, t), 1e-13)
@@ -415,6 +415,8 @@ class TestRepair:
     def test_conjugate_gradients(self) -> None:
         sparse, dense = pair(chain, SIZE - 1, upper=0.5)
         y, solver = draw(3, SIZE, seed=1), sn.ConjugateGradients(tol=1e-12)
+        sn.repair(sparse, y.float(), solver=solver, tol=1e-4)
+        assert not sparse.structure.known  # a pattern is looked for by those who need a Jacobian
         assert_equal(sn.repair(sparse, y, solver=solver).value, sn.repair(dense, y, solver=solver).value, 1e-9)
 
     def test_float32(self) -> None:

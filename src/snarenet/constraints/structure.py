@@ -18,9 +18,8 @@ from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning
 from snarenet.solution import warn
 from snarenet.tracing import tracing
 
-_LEAST = (
-    64  # variables from which detection pays: at 50 a repair takes as long with a dense Jacobian, at 72 half as long
-)
+_LEAST = 64  # variables from which detection pays: with 50 a repair takes as long without, with 72 twice as long
+_LARGEST = 2**26  # entries of a Jacobian that is looked at whole; a larger one is for products, or its pattern declared
 _DENSE = 0.25  # share of nonzeros above which a detected pattern is left alone: colours are as many as columns
 _POINTS = 8  # at which a pattern is looked for, if that takes no more than
 _SEEDS = 4096  # products, or than three points
@@ -58,13 +57,13 @@ class Structure:
         self.calls = 0
         self.warned = False
 
-    def find(self, function: Function, y: Tensor) -> Pattern | None:
+    def find(self, function: Function, y: Tensor, look: bool = True) -> Pattern | None:
         """The pattern, detected if that is yet to be done and y (B, n) allows it; None where the Jacobian is dense."""
         n = y.shape[1]
         if self.declared is not None and self.declared.columns != n:
             shape = function.rows, n
             raise ValueError(f"`sparsity` must have shape {shape} for this `y`, but got shape {self.declared.shape}")
-        if n not in self.known and n >= _LEAST and can_look(y):
+        if look and n not in self.known and n >= _LEAST and n * function.rows <= _LARGEST and can_look(y):
             with torch.no_grad():
                 self.known[n] = self._detect(function, y.detach())
         colouring = self.known.get(n)
@@ -180,15 +179,17 @@ def _looked_at(function: Function, y: Tensor, by_rows: bool) -> tuple[Tensor, Te
     count = function.rows if by_rows else n
     step = max(1, CHUNK // max(1, batch * max(n, function.rows)))
     nonzero = torch.zeros(count, batch, n if by_rows else function.rows, dtype=torch.bool, device=y.device)
-    finite = torch.ones_like(nonzero)
+    finite = torch.ones(batch, function.rows, dtype=torch.bool, device=y.device)
     for start in range(0, count, step):
         some = slice(start, min(count, start + step))
         seeds = torch.eye(some.stop - start, count - start, dtype=y.dtype, device=y.device)
         J = products.many(torch.nn.functional.pad(seeds, (start, 0)), by_rows)
-        nonzero[some], finite[some] = J != 0, J.isfinite()
-    if by_rows:
-        return nonzero.transpose(0, 1), finite.all(2).T
-    return nonzero.permute(1, 2, 0), finite.all(0)
+        nonzero[some] = J != 0
+        if by_rows:
+            finite[:, some] = J.isfinite().all(2).T
+        else:
+            finite &= J.isfinite().all(0)
+    return nonzero.transpose(0, 1) if by_rows else nonzero.permute(1, 2, 0), finite
 
 
 class Seen:
@@ -219,10 +220,11 @@ class Given:
         self.pattern: Pattern | None = None
         self.dense = False  # did the first one come in a dense layout?
 
-    def find(self, function: Any, y: Tensor) -> Pattern | None:
+    def find(self, function: Any, y: Tensor, look: bool = True) -> Pattern | None:
         """The pattern; of J(y) if there was none before."""
         n = y.shape[1]
-        if (self.pattern is None or self.pattern.columns != n) and not self.dense and n >= _LEAST and can_look(y):
+        unknown = (self.pattern is None or self.pattern.columns != n) and not self.dense
+        if look and unknown and n >= _LEAST and can_look(y):
             with torch.no_grad():
                 J = function.given(y.detach())
                 self.dense = J.layout == torch.strided

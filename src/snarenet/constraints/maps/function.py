@@ -60,10 +60,14 @@ class FunctionMap(Map):
     def pattern(self) -> Pattern | None:
         return None if self.structure is None or self.point is None else self.structure.find(self, self.point)
 
-    @property
-    def compressed(self) -> bool:
-        """Is J computed on its pattern? Traced graphs and transforms of torch.func have it dense."""
-        return not torch.compiler.is_compiling() and not transformed() and self.pattern is not None
+    def compressed(self, look: bool) -> bool:
+        """Is J computed on its pattern? Traced graphs and transforms of torch.func have it dense.
+
+        Who needs no J does not `look` for a pattern: there may be too many variables for that.
+        """
+        if self.structure is None or self.point is None or torch.compiler.is_compiling() or transformed():
+            return False
+        return self.structure.find(self, self.point, look) is not None
 
     def on_pattern(self, products: Products) -> tuple[Pattern, Tensor]:
         """The pattern, perhaps wider than it was, and the values (B, nnz) of J on it; where J is `compressed`."""
@@ -77,7 +81,7 @@ class FunctionMap(Map):
         return value
 
     def jacobian(self, y: Tensor) -> Tensor:
-        if self.compressed:
+        if self.compressed(look=True):
             pattern, values = self.on_pattern(Products(self.value, y))
             return pattern.dense(values)
         if self.given_jacobian is not None:
@@ -98,13 +102,13 @@ class FunctionMap(Map):
         return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
 
     def row_norms(self, y: Tensor) -> Tensor:
-        if not self.compressed:
+        if not self.compressed(look=True):
             return super().row_norms(y)
         pattern, values = self.on_pattern(Products(self.value, y))
         return pattern.row_sums(values.square())
 
     def magnitudes(self, y: Tensor) -> Tensor:
-        if self.compressed:
+        if self.compressed(look=False):
             pattern, values = self.on_pattern(Products(self.value, y))
             return pattern.times(values.abs(), y.abs())
         if torch.compiler.is_compiling() or self.rows * y.shape[1] <= CHUNK:
@@ -141,7 +145,7 @@ class FunctionMap(Map):
     def linearize(self, y: Tensor) -> Linearization:
         if torch.compiler.is_exporting():
             return ExplicitLinearization(self, y)
-        return _Compressed(self, y) if self.compressed else _ByAutograd(self, y)
+        return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
