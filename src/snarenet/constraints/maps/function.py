@@ -188,6 +188,10 @@ class _ByAutograd(Linearization):
         super().__init__(map, y)
         self.products = Products(map.value, y)
 
+    @property
+    def pattern(self) -> Pattern | None:
+        return None  # there was none when this was made
+
     def jvp(self, direction: Tensor) -> Tensor:
         if self._jacobian is not None:
             return times(self._jacobian, direction)
