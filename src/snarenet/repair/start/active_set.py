@@ -80,7 +80,7 @@ def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | No
         task = Task(instance._replace(map=instance.map.detached({})), y, metric, reach)
         z, multipliers, found = search(task, tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations)))
         away = largest(residual(task.instance.map.value(z), instance.lower, instance.upper) * reach.sqrt())
-        found = found & (away <= torch.finfo(y.dtype).eps ** 0.5 * (1 + largest(z)))  # an empty set has no nearest point
+        found = found & (away <= torch.finfo(y.dtype).eps ** 0.5 * (1 + largest(z)))  # an empty set has none
         # of the others anything finite will do: their gradient is zero times that
         z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():
