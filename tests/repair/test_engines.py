@@ -413,6 +413,31 @@ class TestLoopInABoxUnscaled(TestLoopInABox):
     scaled = False
 
 
+class TestLoopInABoxOnAPattern(TestLoopInABox):
+    """Systems on a pattern; that of these few variables is full."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        super().patch(monkeypatch, device)
+        monkeypatch.setattr(Estimate, "worthwhile", True)
+
+    def constraints(self) -> sn.Constraints:
+        _, box, function = super().constraints().parts
+        H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
+        curved = sn.Nonlinear(
+            lambda y, x: y.square() @ H.T.to(y) + y @ G.T.to(y),
+            3,
+            lower=-0.3,
+            upper=lambda x: 0.2 + x[:, :1].expand(-1, 3),
+            sparsity=torch.ones(3, SIZE, dtype=torch.bool),
+        )
+        assert isinstance(function, sn.Nonlinear)
+        return curved & box & sn.Nonlinear(function.fn, 1, equals=0.3, sparsity=torch.ones(1, SIZE, dtype=torch.bool))
+
+    def check(self, engine: Engine) -> None:
+        super().check(engine)
+        assert engine.space.sparse
+
+
 class TestLoopInABoxWithASearch(TestLoopInABox):
     options = Options(damping=sn.Adaptive(), max_steps=200)
     test_equal_to_the_textbook = test_differences = test_too_few_steps = None
