@@ -14,6 +14,7 @@ them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class System(ABC):
     """
 
     weight: float | Tensor
-    factor: Tensor | SparseFactor | None  # what the backward pass may reuse
+    factor: Any  # what the backward pass may reuse: a tensor, a sparse factor or None
 
     @abstractmethod
     def step(self, residual: Tensor, eliminated: Tensor | None) -> tuple[Tensor, Tensor]:
