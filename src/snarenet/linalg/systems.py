@@ -191,10 +191,8 @@ class SparseDual(DualSystem):
     def describe(self) -> str:
         found = self.factor.normal.estimate
         apart = f", {found.heavy} heavy {'columns' if found.form == 'dual' else 'rows'} apart" if found.heavy else ""
-        return (
-            f"sparse Cholesky factors, {found.form}, {found.size:,} x {found.size:,} a sample: {found.entries:,} entries "
-            f"in {found.levels} levels{apart}"
-        )
+        which = f"{found.form}, {found.size:,} x {found.size:,} a sample"
+        return f"sparse Cholesky factors, {which}: {found.entries:,} entries in {found.levels} levels{apart}"
 
     def _solve(self, rhs: Tensor) -> Tensor:
         return self.factor.solve(rhs)

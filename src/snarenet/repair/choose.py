@@ -42,7 +42,7 @@ def choose(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choic
 def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
     """An engine on z = A y, if all rows are constant and may all be used."""
     parts, damping = instance.map.parts, options.damping
-    if _hindrance(options, memo, parts) is not None:
+    if hindrance(options, memo, parts) is not None:
         return None
     space = ConstraintSpace(_spectrum(memo, parts, list(range(len(parts))), damping.relative))
     kernels = launching.supported(y) and instance.map.rows > 0 and not damping.searches
@@ -50,14 +50,15 @@ def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Te
     return Choice(kind(space, damping, options.tol, options.max_steps), instance.lower, instance.upper)
 
 
-def _hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
+def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
     """What keeps the repair from one spectrum for all samples; None if nothing does."""
     if options.rows == "active":
         return "rows='active' was asked for"
     if options.krylov is not None:
         return "a solver without matrices was asked for"
     if not all(_is_matrix(part) for part in parts):
-        return "not all rows are linear with one matrix for all samples"
+        box = all(part.constant for part in parts)
+        return "a box is eliminated" if box else "not all rows are linear with one matrix for all samples"
     spectrum = _spectrum(memo, parts, list(range(len(parts))), options.damping.relative)
     dependent = options.rows == "auto" and spectrum.least < _CONDITION
     return "constant rows are dependent, or nearly so" if dependent else None
@@ -117,7 +118,7 @@ def _density(parts: Sequence[Map]) -> str | None:
     if tracing():
         return "a traced repair has dense systems"
     if all(part.constant for part in rows.parts):
-        return "rows beside a box are constant"
+        return "systems of constant rows are dense"
     pattern = rows.pattern
     if pattern is None:
         return "some rows have no known pattern"
@@ -133,18 +134,18 @@ def _beside_a_box(parts: Sequence[Map]) -> StackedMap:
 def why(options: Options, memo: Memo, instance: Instance) -> tuple[str, ...]:
     """The reasons of `choose`, for `explain`."""
     parts = instance.map.parts
-    hindrance = _hindrance(options, memo, parts)
-    if hindrance is None:
+    first = hindrance(options, memo, parts)
+    if first is None:
         return ("all rows are linear with one matrix for all samples",)
     if options.krylov is not None:
-        return (hindrance,)
+        return (first,)
     density = _density(parts)
     if density is not None:
-        return hindrance, density
+        return first, density
     pattern = _beside_a_box(parts).pattern
     assert pattern is not None
     found = sparse_normal(pattern).estimate
-    return hindrance, f"a sparse factor takes about {found.sparse:.3g} us a sample, a dense one {found.dense:.3g}"
+    return first, f"a sparse factor takes about {found.sparse:.3g} us a sample, a dense one {found.dense:.3g}"
 
 
 def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool) -> tuple[Choice, Tensor]:
