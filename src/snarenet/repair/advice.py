@@ -1,11 +1,12 @@
 r"""`advise`: what a set could be written as, so that its repair is faster or safer.
 
-Rows are looked at where their Jacobians tell: at random points p, p + d, p - d, p + d on some of the variables, 2 p and
-p / 2. A row is
+Rows are looked at where their Jacobians tell: at random points p, p + d, p - d, p + d on some of the variables, and on
+the line through p and 0. A row is
 
 - linear, if J is the same everywhere;
 - quadratic, if $J(p + d) + J(p - d) = 2 J(p)$, with a diagonal Hessian if a column changes with its own variable alone;
-- kinked at 0, if $J(t p) = J(p)$ for t > 0 and it is not linear: no function of that kind has a derivative there.
+- kinked at 0, if $J(t p) = J(p)$ and $J(-t p) = J(-p)$ for large and small t > 0 and it is not linear: no function of
+  that kind has a derivative there.
 
 What is said holds at all points that were looked at.
 """
@@ -27,6 +28,7 @@ from snarenet.repair.options import Options
 
 _REPLICAS = 4  # of every point: a kink is overlooked by one of them in a hundred cases
 _FAR = (1.0, 10.0)  # size of d, in those of p
+_RAY = 100.0  # how far out, and in, a row must look the same to count as kinked at 0
 _EQUAL = 0.6  # power of the precision that counts as no difference: 4e-10 in float64
 _PASSES = 64  # through a function for one Jacobian, from which on they are worth a word
 _SPAN = 1e8  # between the lengths of rows, from which on one tolerance hardly suits all
@@ -135,7 +137,8 @@ def _look(map: Map, y: Tensor) -> _Found | None:
     some = torch.randint(0, 2, p.shape, generator=draw).to(y)
     p = y[samples] + (1 + y[samples].abs()) * p
     d, far = _FAR[0] * (1 + p.abs()) * d, _FAR[1] * (1 + p.abs()) * far
-    points = [p, p + d, p - d, p + far, p - far, p + some * d, 2 * p, p / 2]
+    rays = [sign * scale * p for sign in (1, -1) for scale in (1, _RAY, 1 / _RAY)]
+    points = [p, p + d, p - d, p + far, p - far, p + some * d, 2 * p, p / 2, *rays[1:]]
     entries = _entries(map.select(samples.repeat(len(points))), torch.cat(points))
     if entries is None:
         return None
@@ -166,13 +169,15 @@ def _judge(J: Tensor, still: Tensor, row: Tensor, map: Map) -> _Found:
         wrong = ~(difference.abs() <= slack).all(0)
         return torch.ones(map.rows, dtype=torch.bool).index_fill(0, row[wrong], False)
 
-    p, plus, minus, far_plus, far_minus, some, twice, half = J
-    linear = torch.stack([nothing(other - p, other) for other in J[1:]]).all(0)
+    p, plus, minus, far_plus, far_minus, some, twice, half, *rays = J
+    linear = torch.stack([nothing(other - p, other) for other in J[1:8]]).all(0)
     used = torch.zeros(map.rows, dtype=torch.int64).index_add(0, row, (J != 0).any(0).any(0).long())
     bent = nothing(plus + minus - 2 * p, plus, minus) & nothing(far_plus + far_minus - 2 * p, far_plus, far_minus)
     quadratic = bent & nothing(twice - 3 * p + 2 * half, twice, half) & ~linear
     own = nothing(torch.where(still, some - p, 0.0), some)
-    kinked = nothing(twice - p, twice) & nothing(half - p, half) & ~linear
+    up, down, back, back_up, back_down = rays
+    forth = nothing(up - p, up) & nothing(down - p, down)
+    kinked = forth & nothing(back_up - back, back, back_up) & nothing(back_down - back, back, back_down) & ~linear
     shared = nothing(p - p[0])
     return _Found(linear & (used > 0), shared, linear & shared & (used == 1), quadratic & own, kinked)
 
