@@ -69,7 +69,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
-    on_pattern = krylov is None and _density(parts) is None
+    on_pattern = krylov is None and _sparse(parts)
     if on_pattern:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
@@ -110,6 +110,11 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
             scale = positive(norms(others, y.detach()))
     space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
+
+
+def _sparse(parts: Sequence[Map]) -> bool:
+    """Are systems on the pattern of the rows beside a box faster than dense ones?"""
+    return _density(parts) is None
 
 
 def _density(parts: Sequence[Map]) -> str | None:
