@@ -10,7 +10,7 @@ from snarenet.linalg import ConjugateGradients
 from snarenet.model import MLP, ConstrainedModel
 from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
-from snarenet.repair import repair
+from snarenet.repair import Explanation, explain, repair
 from snarenet.repair.conflict import Conflict
 from snarenet.solution import PrecisionWarning, RepairError, RepairWarning, Solution, Status
 from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate, load_model
@@ -32,6 +32,7 @@ __all__ = [
     "ConstrainedModel",
     "Constraints",
     "Damping",
+    "Explanation",
     "Layer",
     "Linear",
     "Nonlinear",
@@ -50,6 +51,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "evaluate",
+    "explain",
     "layers",
     "load_model",
     "problems",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance
-from snarenet.repair import Options
+from snarenet.repair import Explanation, Options, explain_alone
 from snarenet.repair.conflict import remember
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.solution import RepairError, RepairWarning, Solution, Status, warn
@@ -93,6 +93,10 @@ class Layer(nn.Module, ABC):
         solution = remember(in_full_precision(self.repair, y, x, bounds), self.constraints, x, bounds, self.options)
         self._report(solution)
         return solution
+
+    def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
+        """What is found in the constraints and how they are met, for predictions y at x: see `snarenet.explain`."""
+        return explain_alone(self.constraints, f"{self.title}, a method without a choice of linear algebra")
 
     def aim(self, y: Tensor) -> float:
         """The violation at which to stop for predictions y, in float64: outputs are rounded afterwards."""

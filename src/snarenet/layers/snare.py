@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from snarenet.constraints import Constraints
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair import Options, Rows, Solver, Store, prepare, repair_with
+from snarenet.repair import Explanation, Options, Rows, Solver, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
 from snarenet.repair.options import check_count, check_weights
@@ -101,6 +101,12 @@ class SnareLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         return repair_with(self.options, self.constraints, y, x, relax, self.weights)
+
+    def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
+        found = explain_with(self.options, self.constraints, y, x)
+        if self.record and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None):
+            found = replace(found, engine=f"{found.engine}; recorded with {self.record} steps")
+        return found
 
     def _can_record(self, y: Tensor, x: Any, relax: float | Tensor | None) -> bool:
         exact = relax is None or not self.training or (isinstance(relax, float | int) and relax == 0)

@@ -49,6 +49,10 @@ class System(ABC):
     def adjoint(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """(p, e, p of the eliminated rows) for the cotangent v (B, n) of y - d."""
 
+    @abstractmethod
+    def describe(self) -> str:
+        """Which system it is, how large, and how it is solved."""
+
 
 class DualSystem(System):
     """J P J' + diag(delta), m by m, however it is solved. With P = I, w and e are those of the module's formulas."""
@@ -125,6 +129,15 @@ class Dual(DualSystem):
         self.places = None if active is None or krylov else places_of(active, factor)
         self.factor = None if krylov else (self._factor() if factor is None else factor)
 
+    def describe(self) -> str:
+        rows = self.map.rows
+        if not rows:
+            return "none: what is eliminated needs no factor"
+        if self.krylov is not None:
+            return f"conjugate gradients, {rows:,} x {rows:,} a sample, by products with J alone"
+        which = "" if self.active is None else " at most: the rows in use"
+        return f"dense Cholesky factors, {rows:,} x {rows:,} a sample{which}"
+
     def _factor(self) -> Tensor:
         J, active, diagonal, places = self.linear.jacobian, self.active, self.diagonal, self.places
         if places is not None and active is not None:
@@ -176,6 +189,12 @@ class SparseDual(DualSystem):
         self.weight, self.eliminated = column(damping), eliminated
         self.active, self.delta = None, factor.damping  # the factor knows which rows are in use
 
+    def describe(self) -> str:
+        found = self.factor.normal.estimate
+        apart = f", {found.heavy} heavy {'columns' if found.form == 'dual' else 'rows'} apart" if found.heavy else ""
+        which = f"{found.form}, {found.size:,} x {found.size:,} a sample"
+        return f"sparse Cholesky factors, {which}: {found.entries:,} entries in {found.levels} levels{apart}"
+
     def _solve(self, rhs: Tensor) -> Tensor:
         return self.factor.solve(rhs)
 
@@ -211,6 +230,10 @@ class Primal(System):
             gram = (J.mT * self.inverse.unsqueeze(1)) @ J
             factor = cholesky(add_to_diagonal(gram, column(damping)))
         self.factor = factor
+
+    def describe(self) -> str:
+        n = self.linear.y.shape[1]
+        return f"dense Cholesky factors, {n:,} x {n:,} a sample: there are more rows than variables"
 
     def _solve(self, v: Tensor) -> Tensor:
         assert self.factor is not None

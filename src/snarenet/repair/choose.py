@@ -41,16 +41,27 @@ def choose(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choic
 
 def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
     """An engine on z = A y, if all rows are constant and may all be used."""
-    parts, (damping, rows) = instance.map.parts, (options.damping, options.rows)
-    if rows == "active" or options.krylov is not None or not all(_is_matrix(part) for part in parts):
+    parts, damping = instance.map.parts, options.damping
+    if hindrance(options, memo, parts) is not None:
         return None
-    spectrum = _spectrum(memo, parts, list(range(len(parts))), damping.relative)
-    if rows == "auto" and spectrum.least < _CONDITION:
-        return None
-    space = ConstraintSpace(spectrum)
+    space = ConstraintSpace(_spectrum(memo, parts, list(range(len(parts))), damping.relative))
     kernels = launching.supported(y) and instance.map.rows > 0 and not damping.searches
     kind = LinearKernels if kernels else Loop
     return Choice(kind(space, damping, options.tol, options.max_steps), instance.lower, instance.upper)
+
+
+def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
+    """What keeps the repair from one spectrum for all samples; None if nothing does."""
+    if options.rows == "active":
+        return "rows='active' was asked for"
+    if options.krylov is not None:
+        return "a solver without matrices was asked for"
+    if not all(_is_matrix(part) for part in parts):
+        box = all(part.constant for part in parts)
+        return "a box is eliminated" if box else "not all rows are linear with one matrix for all samples"
+    spectrum = _spectrum(memo, parts, list(range(len(parts))), options.damping.relative)
+    dependent = options.rows == "auto" and spectrum.least < _CONDITION
+    return "constant rows are dependent, or nearly so" if dependent else None
 
 
 def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
@@ -103,12 +114,43 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
 
 def _sparse(parts: Sequence[Map]) -> bool:
     """Are systems on the pattern of the rows beside a box faster than dense ones?"""
-    box = next((i for i, part in enumerate(parts) if isinstance(part, IdentityMap)), None)
-    rows = StackedMap([part for i, part in enumerate(parts) if i != box])
-    if tracing() or all(part.constant for part in rows.parts):
-        return False
+    return _density(parts) is None
+
+
+def _density(parts: Sequence[Map]) -> str | None:
+    """Why systems are dense; None where those on the pattern of the rows beside a box are faster."""
+    rows = _beside_a_box(parts)
+    if tracing():
+        return "a traced repair has dense systems"
+    if all(part.constant for part in rows.parts):
+        return "systems of constant rows are dense"
     pattern = rows.pattern
-    return pattern is not None and sparse_normal(pattern).estimate.worthwhile
+    if pattern is None:
+        return "some rows have no known pattern"
+    return None if sparse_normal(pattern).estimate.worthwhile else "a sparse factor would take longer"
+
+
+def _beside_a_box(parts: Sequence[Map]) -> StackedMap:
+    """The rows without those of the first box."""
+    box = next((i for i, part in enumerate(parts) if isinstance(part, IdentityMap)), None)
+    return StackedMap([part for i, part in enumerate(parts) if i != box])
+
+
+def why(options: Options, memo: Memo, instance: Instance) -> tuple[str, ...]:
+    """The reasons of `choose`, for `explain`."""
+    parts = instance.map.parts
+    first = hindrance(options, memo, parts)
+    if first is None:
+        return ("all rows are linear with one matrix for all samples",)
+    if options.krylov is not None:
+        return (first,)
+    density = _density(parts)
+    if density is not None:
+        return first, density
+    pattern = _beside_a_box(parts).pattern
+    assert pattern is not None
+    found = sparse_normal(pattern).estimate
+    return first, f"a sparse factor takes about {found.sparse:.3g} us a sample, a dense one {found.dense:.3g}"
 
 
 def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool) -> tuple[Choice, Tensor]:

@@ -62,15 +62,34 @@ class Tape(ABC):
         """Pull the cotangent v (B, n) of the value back through all steps, to y and to `wanted`, tensors inside g."""
 
 
+class Description(NamedTuple):
+    """An engine in words, for `explain`.
+
+    Attributes:
+        engine: what takes the steps, and where.
+        system: the linear system of a step.
+        nbytes: what a step of one sample keeps for the backward pass, on average over the batch.
+    """
+
+    engine: str
+    system: str
+    nbytes: float
+
+
 class Engine(ABC):
     """A way to take all steps of a repair."""
 
     traceable: bool = False  # can torch.compile trace its backward pass?
     keeps_best: bool = False  # does a sample that does not converge end at the best point that it saw?
+    paced: bool = False  # has each sample a damping at its own pace?
 
     @abstractmethod
     def run(self, batch: Batch, taped: bool) -> tuple[Outcome, Tape | None]:
         """Take the batch to the set; with a tape if asked for."""
+
+    @abstractmethod
+    def describe(self, batch: Batch) -> Description:
+        """What it is, and does at the first step of a batch that is not empty."""
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from snarenet.damping import Damping, schedule
-from snarenet.repair.engine import Batch, Engine, Gradients, Outcome, Tape
+from snarenet.repair.engine import Batch, Description, Engine, Gradients, Outcome, Tape
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.rows import PackedRows, launch
 from snarenet.repair.stopping import GOING, negligible, shortest
@@ -70,6 +70,13 @@ class CurvedKernels(Engine):
                 stages.append(_Stage(begin, end, trail_y, trail_w, codes, value.clone()))
         tape = CurvedTape(self, stages, moves, scale, batch.learns_bounds) if taped else None
         return Outcome(value, status, steps), tape
+
+    def describe(self, batch: Batch) -> Description:
+        rows, real = self.rows, batch.y.element_size()
+        what = f"; {rows.eliminated:,} constant rows eliminated" if rows.eliminated else ""
+        system = f"dense Cholesky factors in shared memory, {rows.kept:,} x {rows.kept:,} a sample at most"
+        nbytes = real * (rows.size + rows.kept) + rows.eliminated + rows.kept
+        return Description(f"CUDA kernels on y, a block of threads a sample{what}", system, nbytes)
 
     def launch(self, name: str, first: Tensor, *arguments: Tensor | int | float) -> None:
         """Start a kernel for the samples in `first` (B, n), its first tensor."""

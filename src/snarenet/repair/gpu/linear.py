@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from snarenet.damping import Damping, schedule
-from snarenet.repair.engine import Batch, Engine, Gradients, Outcome, Tape
+from snarenet.repair.engine import Batch, Description, Engine, Gradients, Outcome, Tape
 from snarenet.repair.gpu import blocks, launching
 from snarenet.repair.loop.spaces import ConstraintSpace
 from snarenet.repair.stopping import GOING, inner_tolerance, strictness
@@ -49,6 +49,12 @@ class LinearKernels(Engine):
         position, codes = run(z, Batch(batch.y, lower, upper, batch.finite), status, steps, taped)
         tape = LinearTape(self, codes, steps, batch.learns_bounds) if taped else None
         return Outcome(self.space.finish(batch.y, position), status, steps), tape
+
+    def describe(self, batch: Batch) -> Description:
+        rows = len(self.spectrum.A)
+        where, system = self.space.describe(batch.y, batch.finite, 0.0)
+        how = "a kernel for all steps" if rows <= blocks.MOST_ROWS else "a product and a kernel a step"
+        return Description(f"CUDA kernels {where}, {how}", system, rows)  # a byte a row and step
 
     def _at_once(self, z: Tensor, batch: Batch, status: Tensor, steps: Tensor, taped: bool) -> tuple[Tensor, Tensor]:
         """All steps in one kernel: (position, codes)."""

@@ -130,6 +130,12 @@ class BoundedSpace(Space):
             return Primal(rows, linear.y, active, scale, damping, factor)
         return Dual(rows, linear.y, active, scale * column(damping), damping, factor=factor)
 
+    def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
+        everything = torch.ones_like(position, dtype=torch.bool)
+        active, scale = violated[:, self.first :], position.new_ones(len(position), self.others.rows)
+        system = self._system(self.others.linearize(position), everything, active, scale, damping)
+        return "on y, which never leaves the box", system.describe()
+
     def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Saved) -> Tensor:
         return torch.cat([residual[:, : self.first], residual[:, self.first :] - saved.change], 1)
 

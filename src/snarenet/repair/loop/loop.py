@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints.base import largest, residual
 from snarenet.damping import Damping
-from snarenet.repair.engine import Batch, Engine, Outcome
+from snarenet.repair.engine import Batch, Description, Engine, Outcome
 from snarenet.repair.loop.spaces import Space
 from snarenet.repair.loop.steps import Step
 from snarenet.repair.loop.tape import StepTape
@@ -53,7 +54,15 @@ class Loop(Engine):
 
     def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
         self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
-        self.traceable = space.traceable
+        self.traceable, self.paced = space.traceable, damping.paced and space.curved
+
+    def describe(self, batch: Batch) -> Description:
+        live = self._begin(batch, eager=True)
+        violated = (live.residual != 0) | live.pinned
+        where, system = self.space.describe(live.position, violated, live.level)
+        saved = self.space.step(live.position, live.residual, violated, live.level)[1]
+        kept = [violated, *(leaf for leaf in tree_leaves(saved) if leaf is not None)]
+        return Description(f"plain loop {where}", system, sum(leaf.nbytes for leaf in kept) / len(batch.y))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.space.tensors(y)
@@ -95,7 +104,7 @@ class Loop(Engine):
         strict = strictness(space.scales().expand_as(r), self.tol) if damping.relative else None
         if strict is not None and eager and bool((strict == 1).all()):
             strict = None
-        distance = _distance(space, position, r) if damping.paced and space.curved else None
+        distance = _distance(space, position, r) if self.paced else None
         level, steps = damping.first(y, distance), torch.zeros_like(status)
         best = position, worst, steps, torch.full_like(worst, math.inf)
         return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
@@ -110,7 +119,7 @@ class Loop(Engine):
         if self.damping.searches:
             gain, unseen = _gain(s, violated, trial, r, saved)
         pace = None
-        if self.damping.paced and s.space.curved:
+        if self.paced:
             pace = _gain(s, violated, trial, r, saved)[0], _distance(s.space, s.position, s.residual)
         moved, status, stopped = None, s.status, False
         look = self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)

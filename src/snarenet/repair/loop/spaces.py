@@ -73,6 +73,10 @@ class Space(ABC):
         """The space of some of its samples."""
 
     @abstractmethod
+    def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
+        """Where it iterates, and the linear system of a step from a position, in words."""
+
+    @abstractmethod
     def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
         """The residual that the linear model foresees after a step, (b, rows)."""
 
@@ -159,6 +163,10 @@ class ConstraintSpace(Space):
     def select(self, keep: Tensor) -> ConstraintSpace:
         return self
 
+    def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
+        rows, rank = len(self.spectrum.A), len(self.spectrum.values)
+        return "on z = A y", f"one spectrum for all samples and steps: {rows:,} rows of rank {rank:,}"
+
     def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Any) -> Tensor:
         return residual - (position - trial)
 
@@ -192,7 +200,7 @@ class Budget:
         """`factor` if it fits, else None."""
         if factor is None:
             return None
-        # a traced tensor has no `nbytes`
+        # `nbytes` of a tensor cannot be traced
         size = factor.numel() * factor.element_size() if isinstance(factor, Tensor) else factor.nbytes
         if size > self.left:
             return None
@@ -296,6 +304,12 @@ class OutputSpace(Space):
         elif self.eliminated is not None:
             eliminated = self._box(y, active, damping)
         return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
+
+    def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
+        box = self.eliminated is not None and self.spectrum is None
+        what = "" if self.eliminated is None else "; the box" if box else f"; {self.first:,} constant rows"
+        words = self.system(position, violated, damping).describe()
+        return f"on y{what}{what and ' eliminated'}", words
 
     def _box(self, y: Tensor, active: Tensor | None, damping: float | Tensor) -> EliminatedBox:
         return EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
+from snarenet.constraints.maps import Map
 from snarenet.memo import Memo
 from snarenet.repair.gpu import admm as admm_kernels
 from snarenet.repair.gpu import search as search_kernel
@@ -29,10 +30,26 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
     if weights is not None:
         memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
     map = instance.map
-    if map.diagonal_hessian and not all(part.constant for part in map.parts):
+    if _onto_all_rows(map):
         packed = search_kernel.pack(memo, map, y)
         search = active_set.search if packed is None else partial(search_kernel.search, packed)
         return active_set.project(instance, y, iterations, weights, search)
     rows = sum(part.rows for part in map.parts if part.constant)
     iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
     return admm.approach(memo, instance, y, iterations, weights, iterate)
+
+
+def _onto_all_rows(map: Map) -> bool:
+    """Is the projection onto all rows found by the active-set method, and not onto the constant ones by ADMM?"""
+    return map.diagonal_hessian and not all(part.constant for part in map.parts)
+
+
+def describe(map: Map, iterations: int) -> str:
+    """What `approach` does, in words."""
+    if _onto_all_rows(map):
+        return f"at the projection onto all rows, by up to {iterations} iterations of an active-set method"
+    rows = sum(part.rows for part in map.parts if part.constant)
+    if not rows:
+        return "at the prediction: `nearest` finds no constant rows and no rows with diagonal Hessians alone"
+    which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
+    return f"near the projection onto {which}, by {iterations} iterations of ADMM"
