@@ -11,8 +11,9 @@ with other noise.
 
 "Dense" is `Nonlinear(..., sparsity=None)`; enforce-nn has dense systems of all variables and inequalities. Both take
 batches of 8, for their memory, and are left out where their matrices have more than `dense` rows or columns. Time and
-memory are per sample; memory is what one pass adds at its peak. Samples are in the set if they violate no row by more
-than 1e-8, recomputed.
+memory are per sample. That of one thread is its time on the processor, as IPOPT's is, which other work on the machine
+does not lengthen; memory is what one pass adds at its peak. Samples are in the set if they violate no row by more than
+1e-8, recomputed.
 
 What IPOPT found is kept in `OUT/general-ipopt.jsonl` and what was measured in `OUT/general.jsonl`: remove the latter to
 measure a new version. `python -m snarenet_lab.bench.general FOLDER` draws `FOLDER/general.svg` from
@@ -29,8 +30,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -57,12 +57,12 @@ _FEW = 8  # samples in a batch of those who form dense matrices
 _SECONDS = 10.0  # of passes on the clock: slow ones are fewer
 _MOST = 500  # iterations of IPOPT: those that find a point need some tens
 _SMOOTHINGS = (1e-6, 1e-8, 1e-10)  # of enforce-nn, the first that gets there
-OURS, DENSE, RIVAL = "snarenet", "snarenet, dense", "enforce-nn"
-_COLOURS = {OURS: BLUE, DENSE: ORANGE, RIVAL: "#7b5ea7", "IPOPT": GREEN}
+OURS, DENSE, RIVAL, IPOPT = "snarenet", "snarenet, dense", "enforce-nn", "IPOPT"
+_COLOURS = {OURS: BLUE, DENSE: ORANGE, RIVAL: "#7b5ea7", IPOPT: GREEN}
 COLUMNS = (
-    *("problem", "variables", "rows", "method", "samples", "ms", "ms, one thread", "IPOPT ms", "share of IPOPT's"),
-    *("mean steps", "most steps", "in the set", "violation", "MiB", "near: ms", "near: mean steps", "near: most steps"),
-    *("near: in the set", "IPOPT's steps", "unsolved by IPOPT"),
+    *("problem", "variables", "rows", "method", "samples", "ms", "one thread: ms", "IPOPT ms"),
+    *("share of IPOPT's", "one thread: share of IPOPT's", "mean steps", "most steps", "in the set", "violation", "MiB"),
+    *("near: ms", "near: mean steps", "near: most steps", "near: in the set", "IPOPT's steps", "unsolved by IPOPT"),
 )
 Repair = Callable[[Tensor, Tensor], tuple[Tensor, Any]]  # (y, x) -> the repaired y, and steps: a number or a tensor
 
@@ -160,7 +160,7 @@ class Optima:
         self.x, self.y = x[solved], torch.tensor(found["y"], dtype=torch.float64)[solved]
         self.unsolved = int((~solved).sum())
         self.ms, self.steps = (
-            statistics.median(np.array(found[name])[solved.numpy()]) if solved.any() else math.nan
+            float(np.median(np.array(found[name])[solved.numpy()])) if solved.any() else math.nan
             for name in ("ms", "iterations")
         )
         width = box[:, 1] - box[:, 0]
@@ -247,16 +247,25 @@ class _Pass:
             "most": int(taken.max()),
         }
 
-    def ms(self, repeats: int) -> float:
+    def ms(self, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
         """Median milliseconds a sample of so many passes, or of fewer if they are slow."""
         times: list[float] = []
         while len(times) < repeats and sum(times) < _SECONDS:
             synchronize(self.y.device)
-            begin = time.perf_counter()
+            begin = clock()
             self()
             synchronize(self.y.device)
-            times.append(time.perf_counter() - begin)
+            times.append(clock() - begin)
         return 1e3 * statistics.median(times) / len(self.y)
+
+    def ms_of_one_thread(self, repeats: int) -> float:
+        """The same of one thread, in time on the processor, as IPOPT's."""
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self.ms(repeats, time.thread_time)
+        finally:
+            torch.set_num_threads(count)
 
 
 def _measured(
@@ -278,65 +287,62 @@ def _measured(
         gc.collect()
         mib = peak_growth_mib(far, device) / size
         found = {"far": far.outcome(), "ms": far.ms(repeats), "mib": mib}
-        if method == OURS and device.type == "cpu" and torch.get_num_threads() > 1:
-            with _one_thread_of_torch():
-                found["one"] = far.ms(repeats)
+        if device.type == "cpu":
+            found["one"] = far.ms_of_one_thread(repeats)
         near = _Pass(method, constraints, start(size, NEAR, device))
         return found | {"near": near.outcome() | {"ms": near.ms(repeats)}}
     except torch.OutOfMemoryError:
         return {}
 
 
-@contextmanager
-def _one_thread_of_torch() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
-
-
 def _row(name: str, method: str, size: int, found: dict[str, Any], optima: Optima) -> list[Any]:
     """The cells; empty ones for what did not fit into memory, and no time for who reached nothing."""
     far, near = found.get("far", {}), found.get("near", {})
-    ms = found["ms"] if far.get("inside") else None
-    share = None if ms is None else ms / optima.ms
-    cells = [name, *optima.shape, method, size, ms, found.get("one"), optima.ms, share]
+    times = [found.get(name) if far.get("inside") else None for name in ("ms", "one")]
+    shares = [None if ms is None else ms / optima.ms for ms in times]
+    cells = [name, *optima.shape, method, size, *times, optima.ms, *shares]
     cells += [*map(far.get, ("mean", "most", "inside", "violation")), found.get("mib")]
     cells += map(near.get, ("ms", "mean", "most", "inside"))
     return [*cells, optima.steps, optima.unsolved]
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Milliseconds a sample against variables on log axes: a colour for every method, a mark for every family."""
+    """Milliseconds a sample against variables on log axes: a colour for every method, a mark for every family.
+
+    Of one thread, as IPOPT's are, where that was measured.
+    """
     families: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         families.setdefault(re.split("[ ,]", row["problem"])[0], []).append(row)
+    used = {row["method"] for row in rows} | {IPOPT}
     with canvas((5.6, 4.2)) as figure:
         axes, drawn = figure.subplots(), []
         for (family, mine), mark in zip(families.items(), "os^D", strict=False):
-            costs = {
-                method: [(row["variables"], row["ms"]) for row in mine if row["method"] == method]
-                for method in _COLOURS
-            }
-            costs["IPOPT"] = sorted({(row["variables"], row["IPOPT ms"]) for row in mine})
-            for method, points in costs.items():
-                points = [point for point in points if point[1] is not None]
-                line = "" if family == "portfolio" else "-"  # its three points are one problem
-                axes.plot(
-                    *zip(*points, strict=True), f"{mark}{line}", color=_COLOURS[method], markersize=4.5
-                ) if points else ()
-                drawn += points
             axes.plot([], [], mark, color="0.4", label=family)
-        for method, colour in _COLOURS.items():
-            axes.plot([], [], "-", color=colour, label=method)
-        log_axis(axes, "y", np.array([cost for _, cost in drawn]), "0")
-        log_axis(axes, "x", np.array([size for size, _ in drawn]), "0")
-        axes.set(xlabel="variables (count)", ylabel="time a sample (ms)")
+            for method in used:
+                points = _points(mine, method)
+                # the portfolio's are one problem in several forms
+                axes.plot(*points.T, mark, ls="" if family == "portfolio" else "-", color=_COLOURS[method], ms=4.5)
+                drawn.append(points)
+        for method in (name for name in _COLOURS if name in used):
+            axes.plot([], [], color=_COLOURS[method], label=method)
+        sizes, costs = np.concatenate(drawn).T
+        log_axis(axes, "x", sizes, "0")
+        log_axis(axes, "y", costs, "0")
+        axes.set(xlabel="variables (count)", ylabel="time of a sample (ms)")
         figure.legend(loc="outside lower center", ncols=4)
         picture = to_svg(figure)
     write_text(file, picture)
+
+
+def _points(rows: Sequence[dict[str, Any]], method: str) -> np.ndarray[Any, Any]:
+    """(k, 2) variables and milliseconds of a method in a family."""
+    if method == IPOPT:
+        found = {(row["variables"], row["IPOPT ms"]) for row in rows}
+    else:
+        mine = [row for row in rows if row["method"] == method]
+        found = {(row["variables"], row["one thread: ms"] or row["ms"]) for row in mine}
+    return np.array(sorted(point for point in found if point[1] is not None)).reshape(-1, 2)
 
 
 if __name__ == "__main__":
