@@ -62,6 +62,16 @@ class TestMeasure:
         ours = rows["unicycle 5", general.OURS]
         assert (ours["variables"], ours["rows"], ours["samples"]) == (25, 20, 6)
         assert "<svg" in (tmp_path / "general.svg").read_text()
+        assert found.failure == ""
+
+    def test_no_sample_may_be_left_outside(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(general, "_repair", lambda *_: lambda y, x: (1.0 * y, 0))
+        found = general.measure(CPU, tmp_path, only="arm", repeats=1, dense=0)
+        (row,) = found.records()
+        assert (row["in the set"], row["near: in the set"]) == (0.0, 0.0)
+        assert row["ms"] is None
+        who = "100% of arm, half a deviation off; 100% of arm, near"
+        assert found.failure == f"the repair leaves samples outside: {who}"
 
     def test_nothing_is_measured_twice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = general.measure(CPU, tmp_path, only="arm", repeats=1)
