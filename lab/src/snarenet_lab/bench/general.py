@@ -10,10 +10,10 @@ before training, and s = 0.01, as after it. Where a batch has more samples than 
 with other noise.
 
 "Dense" is `Nonlinear(..., sparsity=None)`; enforce-nn has dense systems of all variables and inequalities. Both take
-batches of 8, for their memory, and are left out where their matrices have more than `dense` rows or columns. Time and
-memory are per sample. That of one thread is its time on the processor, as IPOPT's is, which other work on the machine
-does not lengthen; memory is what one pass adds at its peak. Samples are in the set if they violate no row by more than
-1e-8, recomputed.
+smaller batches of large problems, for their memory, and are left out where their matrices have more than `dense` rows
+or columns. Time and memory are per sample. That of one thread is its time on the processor, as IPOPT's is, which other
+work on the machine does not lengthen; memory is what one pass adds at its peak. Samples are in the set if they violate
+no row by more than 1e-8, recomputed.
 
 What IPOPT found is kept in `OUT/general-ipopt.jsonl` and what was measured in `OUT/general.jsonl`: remove the latter to
 measure a new version. `python -m snarenet_lab.bench.general FOLDER` draws `FOLDER/general.svg` from
@@ -53,7 +53,7 @@ from snarenet_lab.files import write_text
 
 TOL, FAR, NEAR = 1e-8, 0.5, 0.01
 _FLOOR = 1e-3  # of a variable's range: the least deviation
-_FEW = 8  # samples in a batch of those who form dense matrices
+_FEW, _ROOM = 8, 2**20  # samples in a batch of those who form dense matrices: these, or as many as have so many entries
 _SECONDS = 10.0  # of passes on the clock: slow ones are fewer
 _MOST = 500  # iterations of IPOPT: those that find a point need some tens
 _SMOOTHINGS = (1e-6, 1e-8, 1e-10)  # of enforce-nn, the first that gets there
@@ -126,7 +126,7 @@ def measure(
         optima = Optima(problem, instances or case.instances, solved)
         count = batch or (case.on_gpu if device.type == "cuda" else case.batch)
         for method in _methods(problem, optima, dense):
-            size = count if method == OURS else min(count, _FEW)
+            size = min(count, max(_FEW, _ROOM // optima.entries[method])) if method in optima.entries else count
             key = {"case": name, "method": method, "batch": size, "optima": optima.digest, "hardware": machine}
             found = ledger.get(key, partial(_measured, method, problem, optima.start, size, repeats, device))
             rows.append(_row(name, method, size, found, optima))
@@ -189,6 +189,7 @@ class Optima:
         self.shape = len(self.spread), len(rows)
         sides = rows[rows[:, 0] != rows[:, 1]].isfinite().sum() + box.isfinite().sum()
         self.columns = len(self.spread) + int(sides)  # of enforce-nn's systems
+        self.entries = {DENSE: math.prod(self.shape), RIVAL: self.columns**2}
 
     def start(self, batch: int, offset: float, device: torch.device) -> tuple[Tensor, Tensor]:
         """Predictions (B, n) so many deviations off optima, and their inputs."""
@@ -217,7 +218,7 @@ def _methods(problem: General, optima: Optima, dense: int) -> list[str]:
         return []
     fits = max(optima.shape) <= dense
     instance = problem.constraints.at(*optima.start(2, FAR, torch.device("cpu")))
-    sparse = any(isinstance(part, FunctionMap) and part.compressed for part in instance.map.parts)
+    sparse = any(isinstance(part, FunctionMap) and part.pattern is not None for part in instance.map.parts)
     rival = importlib.util.find_spec("enforce") is not None
     return [OURS] + [DENSE] * (fits and sparse) + [RIVAL] * (rival and optima.columns <= dense)
 
