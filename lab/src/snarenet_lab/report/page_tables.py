@@ -55,23 +55,14 @@ def scaling(folder: Path) -> str:
 
 
 def general(folder: Path) -> str:
-    """The general case against IPOPT: steps as mean and most, in a cell."""
+    """Sets as users write them against IPOPT, a row for each problem and method; mean and most of the steps."""
     content = json.loads((folder / "data" / "bench-general-cpu.json").read_text())
     rows = []
     for row in content["rows"]:
-        steps = {
-            name: DASH
-            if row[f"{start}mean steps"] is None
-            else f"{brief(row[f'{start}mean steps'])}, {row[f'{start}most steps']}"
-            for name, start in (("steps, most", ""), ("near: steps, most", "near: "))
-        }
-        first = f"{row['problem']}: {row['method']}"
-        rows.append(row | steps | {"problem": first, "in the set": _share_of_samples(row["in the set"])})
+        far, near = (f"{brief(row[f'{at}mean steps'])}, {brief(row[f'{at}most steps'])}" for at in ("", "near: "))
+        shown = {"problem": f"{row['problem']}: {row['method']}", "in the set": percent(row["in the set"])}
+        rows.append(row | shown | {"steps, most": far, "near: steps, most": near})
     return _table(_GENERAL, rows)
-
-
-def _share_of_samples(share: float | None) -> str:
-    return DASH if share is None else percent(share)
 
 
 def collection(folder: Path) -> str:
