@@ -1,4 +1,4 @@
-"""AC-OPF, the unicycle and the portfolio of the general benchmark."""
+"""AC-OPF, the unicycle, the portfolio and the arm of the general benchmark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems import FORMS, Casadi, General, Grid, grid_problem, ipopt, portfolio, unicycle
+from snarenet_lab.bench.general_problems import FORMS, General, Grid, Ipopt, arm, grid_problem, portfolio, unicycle
+from snarenet_lab.bench.general_problems.arithmetic import Casadi
 
 # three buses in a triangle, two generators, one line without a rating and one transformer
 TRIANGLE = """
@@ -61,14 +62,18 @@ def test_powers_balance() -> None:
     torch.testing.assert_close(rows[:, 3:6], expected.imag)
 
 
-@pytest.mark.parametrize("problem", [triangle(), unicycle(20)], ids=lambda problem: problem.name)
+PROBLEMS = [triangle(), unicycle(20), arm(), *(portfolio(20, form, 3) for form in FORMS)]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_the_repair_and_ipopt_agree_on_the_set(problem: General) -> None:
     y, x = problem.start(3, offset=0.2)
     solution = sn.repair(problem.constraints, y, x, rescue=True)
     assert solution.converged.all(), solution.describe()
-    found, _, statistics = ipopt(problem, x[0])
-    assert statistics["success"]
-    assert problem.constraints.violation(found.unsqueeze(0), x[:1]) < 1e-6
+    solver = Ipopt(problem)
+    found = [solver(one) for one in x]
+    assert all(one.success for one in found)
+    assert problem.constraints.violation(torch.stack([one.y for one in found]), x).max() < 1e-6
 
 
 def test_ipopt_finds_a_cheaper_point_than_the_repair() -> None:
@@ -77,7 +82,7 @@ def test_ipopt_finds_a_cheaper_point_than_the_repair() -> None:
     feasible = sn.repair(problem.constraints, problem.typical.unsqueeze(0), x)
     assert feasible.converged.all()
     cost = problem.objective(feasible.value[0].numpy(), None, Casadi())
-    assert ipopt(problem, x[0])[1] < float(sum(cost.full().flatten())) - 1.0
+    assert Ipopt(problem)(x[0]).objective < float(sum(cost.full().flatten())) - 1.0
 
 
 def test_the_forms_of_a_portfolio_are_one_set() -> None:
@@ -92,6 +97,19 @@ def test_the_forms_of_a_portfolio_are_one_set() -> None:
         assert problems["matrix"].constraints.violation(solution.value[:, :20], x).max() < 1e-7
     with pytest.raises(ValueError, match="one of matrix, function, lifted"):
         portfolio(20, "round")
+
+
+def test_the_hand_of_the_arm() -> None:
+    """Stretched, it is above the base; bent by a right angle at one joint, what is beyond lies along an axis."""
+    problem = arm()
+    angles = torch.zeros(2, 7, dtype=torch.float64)
+    angles[1, 1] = torch.pi / 2
+    base = torch.zeros(2, 3, dtype=torch.float64)
+    x = torch.cat([base, torch.eye(3, dtype=torch.float64).flatten().expand(2, -1)], 1)
+    rows = problem.constraints.value(angles, x)
+    torch.testing.assert_close(rows[0, :6], torch.tensor([0.0, 0.0, 1.266, 0.0, 0.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(rows[1, :3], torch.tensor([0.926, 0.0, 0.34], dtype=torch.float64))
+    assert rows[1, 3:6].norm() > 0.5
 
 
 def test_a_file_without_its_tables_is_refused() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import snarenet as sn
-from snarenet.constraints import structure
+from snarenet.constraints import products, structure
 from snarenet.constraints.maps import StackedMap
 from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning, identity
 from snarenet.testing import Case, ConstraintsSuite, assert_equal, draw
@@ -230,6 +230,19 @@ class TestDetection:
         for _ in range(4):  # the first by autograd, the others by the matrix
             assert_equal(linear.jvp(t), torch.einsum("bmn,bn->bm", J, t), 1e-13)
             assert_equal(linear.vjp(w), torch.einsum("bmn,bm->bn", J, w), 1e-13)
+
+    @pytest.mark.parametrize("by_rows", [False, True])
+    def test_products_a_few_at_a_time(self, by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The batch is large against the caches: seeds are split, and no number changes."""
+        y, calls = draw(3, SIZE), []
+        seeds = draw(5, SIZE - 1 if by_rows else SIZE, seed=1)
+        whole = products.Products(lambda y: chain(y, None), y).many(seeds, by_rows)
+        monkeypatch.setattr(products, "_CACHED", 2 * 3 * SIZE)
+        few = products.Products(lambda y: chain(y, None), y)
+        grad = few._grad
+        monkeypatch.setattr(few, "_grad", lambda *a, **k: calls.append(len(a[2])) or grad(*a, **k))
+        assert torch.equal(few.many(seeds, by_rows), whole)
+        assert calls[-3:] == [2, 2, 1]
 
     def test_random_numbers_of_the_user_are_left_alone(self) -> None:
         torch.manual_seed(3)

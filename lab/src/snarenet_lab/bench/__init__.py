@@ -28,6 +28,7 @@ ITEMS = (
     "collection",
     "damping",
     "matrix_free",
+    "general",
 )
 
 __all__ = ["ITEMS", "Benchmark", "bench"]

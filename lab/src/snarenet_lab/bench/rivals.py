@@ -8,12 +8,14 @@ by an interior-point method for the whole batch.
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from snarenet.constraints import Linear, Quadratic
+from snarenet.constraints import Constraints, Linear, Quadratic
 from snarenet.problems import Problem
 
 
@@ -39,33 +41,61 @@ def qpth(problem: Problem, tol: float, eps: float) -> Any:
 
 def enforce(problem: Problem, tol: float, eps: float) -> Any:
     """enforce-nn's projection; `eps` smooths the Fischer-Burmeister rows."""
+    *rows, upper, C = pieces(problem)
+    H, G = rows if len(rows) == 2 else (None, rows[0])
+
+    def value(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return y @ C.T - x, y @ G.T - upper if H is None else y.square() @ H.T + y @ G.T - upper
+
+    def slopes(y: Tensor) -> tuple[Tensor, Tensor]:
+        return C.expand(len(y), -1, -1), G if H is None else 2 * y.unsqueeze(1) * H + G
+
+    return _newton(problem.size, len(upper), value, slopes, (tol, eps), C)
+
+
+def enforce_any(constraints: Constraints, y: Tensor, x: Tensor, tol: float, eps: float) -> Any:
+    """The same onto any set, for these predictions and inputs.
+
+    Every finite side of a row that is no equality is one inequality, those of a box, too. All matrices are dense.
+    """
+    instance = constraints.at(y.detach(), x)
+    lower, upper = instance.lower, instance.upper
+    equal = (lower == upper).all(0)
+    above, below = (~equal & side[0].isfinite() for side in (upper, lower))
+
+    def value(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        g = instance.map.value(y)
+        return (g - upper)[:, equal], torch.cat([(g - upper)[:, above], (lower - g)[:, below]], 1)
+
+    def slopes(y: Tensor) -> tuple[Tensor, Tensor]:
+        J = instance.map.jacobian(y.detach())
+        return J[:, equal], torch.cat([J[:, above], -J[:, below]], 1)
+
+    return _newton(y.shape[1], int(above.sum() + below.sum()), value, slopes, (tol, eps), y)
+
+
+def _newton(n: int, m: int, value: Any, slopes: Any, accuracy: tuple[float, float], like: Tensor) -> Any:
+    """enforce-nn on equalities and m inequalities: `value` (y, x) returns both, `slopes` (y) their derivatives."""
     from enforce.core.config import ENFORCEConfig
     from enforce.core.model import ENFORCE, _ProjectionIFT
 
-    *rows, upper, C = pieces(problem)
-    n, m = problem.size, len(upper)
-    H, G = rows if len(rows) == 2 else (None, rows[0])
-
-    def parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y, multipliers = z[:, :n], z[:, n:]
-        slack = y @ G.T - upper if H is None else y.square() @ H.T + y @ G.T - upper
-        return slack, multipliers, torch.sqrt(multipliers**2 + slack**2 + eps)
+    tol, eps = accuracy
 
     def residual(x: Tensor, z: Tensor) -> Tensor:
-        slack, multipliers, root = parts(z)
-        return torch.cat([z[:, :n] @ C.T - x, root - multipliers + slack], 1)
+        equal, slack = value(z[:, :n], x)
+        return torch.cat([equal, torch.sqrt(z[:, n:] ** 2 + slack**2 + eps) - z[:, n:] + slack], 1)
 
-    def jacobian(z: Tensor) -> Tensor:
-        slack, multipliers, root = parts(z)
-        inner = G if H is None else 2 * z[:, None, :n] * H + G
+    def jacobian(x: Tensor, z: Tensor) -> Tensor:
+        (_, slack), (outer, inner), multipliers = value(z[:, :n], x), slopes(z[:, :n]), z[:, n:]
+        root = torch.sqrt(multipliers**2 + slack**2 + eps)
         bottom = torch.cat([inner * (slack / root + 1).unsqueeze(2), torch.diag_embed(multipliers / root - 1)], 2)
-        return torch.cat([torch.cat([C, C.new_zeros(len(C), m)], 1).expand(len(z), -1, -1), bottom], 1)
+        return torch.cat([torch.cat([outer, outer.new_zeros(*outer.shape[:2], m)], 2), bottom], 1)
 
     class Projection(ENFORCE):
         """With our Jacobian; the package's own way to pass one counts rows by the size of x."""
 
         def compute_dc_dy(self, input: Tensor, output: Tensor) -> Tensor:
-            self.dc_dy = jacobian(output)
+            self.dc_dy = jacobian(input, output)
             self.bs, self.nc = self.dc_dy.shape[:2]
             return self.dc_dy
 
@@ -74,11 +104,12 @@ def enforce(problem: Problem, tol: float, eps: float) -> Any:
     with torch.random.fork_rng():  # it sets the global seed
         layer = Projection((zero, one), (zero, one), residual, config, weighting_option=1)
     for name in ("mean_input", "std_input", "mean_output", "std_output"):  # it puts these on a GPU if there is one
-        setattr(layer, name, getattr(layer, name).to(C))
+        setattr(layer, name, getattr(layer, name).to(like))
 
     def run(y: Tensor, x: Tensor) -> tuple[Tensor, Any]:
         z = torch.cat([y, y.new_zeros(len(y), m)], 1)
-        found = _ProjectionIFT.apply(z, layer, x, "max", tol, config.max_it)
+        with redirect_stdout(io.StringIO()):  # it says there that it gives up; the violation says so, too
+            found = _ProjectionIFT.apply(z, layer, x, "max", tol, config.max_it)
         return found[:, :n], layer._ift_proj_iter
 
     return run

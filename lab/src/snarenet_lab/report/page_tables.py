@@ -20,6 +20,10 @@ _SCALING = (
     "variables", "constraints", "epochs run", "seconds for 1,000 epochs", "paper's seconds", "times faster", "MiB",
     "paper's GB", "steps in training", "most steps in test", "paper's steps", "feasible to 1e-8",
 )  # fmt: skip
+_GENERAL = (
+    "problem", "variables", "rows", "ms", "one thread: ms", "IPOPT ms", "share of IPOPT's",
+    "one thread: share of IPOPT's", "steps, most", "in the set", "MiB", "near: ms", "near: steps, most",
+)  # fmt: skip
 _RIVALS = ("Pi-net", "HardNet++", "FSNet", "DC3", "HardNet", "OptNet", "Soft + projection", "HProj")
 _OF_PAPER = ("DC3", "HardNet", "HProj", "OptNet")
 
@@ -48,6 +52,17 @@ def scaling(folder: Path) -> str:
         rows += [row, *(other | {"constraints": f"{other['constraints']:,}, `rows all`"} for other in again)]
     percents = [row | {"variables": brief(row["variables"]), _SCALING[-1]: percent(row[_SCALING[-1]])} for row in rows]
     return _table(_SCALING, percents)
+
+
+def general(folder: Path) -> str:
+    """Sets as users write them against IPOPT, a row for each problem and method; mean and most of the steps."""
+    content = json.loads((folder / "data" / "bench-general-cpu.json").read_text())
+    rows = []
+    for row in content["rows"]:
+        far, near = (f"{brief(row[f'{at}mean steps'])}, {brief(row[f'{at}most steps'])}" for at in ("", "near: "))
+        shown = {"problem": f"{row['problem']}: {row['method']}", "in the set": percent(row["in the set"])}
+        rows.append(row | shown | {"steps, most": far, "near: steps, most": near})
+    return _table(_GENERAL, rows)
 
 
 def collection(folder: Path) -> str:
@@ -194,6 +209,7 @@ TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name
     "field-cpu": partial(field, "cpu"),
     "field-h200": partial(field, "h200"),
     "gaps": gaps,
+    "general": general,
     "items": items,
     "scaling": scaling,
 }
