@@ -231,7 +231,7 @@ def curved_sphere() -> sn.Constraints:
 def test_rescue() -> None:
     y = draw(3, SIZE)
     assert sn.explain(wave(), y).rescue == "none"
-    assert sn.SnareLayer(wave()).explain(y).rescue == "up to 6 more attempts"
+    assert sn.SnareLayer(wave()).explain(y).rescue == "up to 7 more attempts"
     assert sn.SnareLayer(sn.Linear(draw(2, SIZE), upper=0.0)).explain(y).rescue == "up to 1 more attempt"
 
 

@@ -1,19 +1,21 @@
 """The rescue: what is tried for samples that did not converge, one attempt after the other.
 
-Every attempt keeps to the box and searches for its damping (`loop/bounded.py`). The first three begin at the start of
-the repair, and differ in how rows are weighed and in how bold the first step is; the others at the best point so far,
-moved a little at random, since a stationary point may be one of symmetry alone. Random directions come from a fixed
-seed and are the same for all samples: what becomes of one never depends on its batch.
+Where the damping went at a pace of its own, its schedule is tried first. Every attempt after that keeps to the box and
+searches for its damping (`loop/bounded.py`). The first three begin at the start of the repair, and differ in how rows
+are weighed and in how bold the first step is; the others at the best point so far, moved a little at random, since a
+stationary point may be one of symmetry alone. Random directions come from a fixed seed and are the same for all
+samples: what becomes of one never depends on its batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from snarenet.constraints import Instance
+from snarenet.damping import Annealed, Damping
 from snarenet.repair.options import Options
 
 
@@ -45,6 +47,11 @@ ATTEMPTS = (
 def attempts(options: Options, instance: Instance) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
     return ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS
+
+
+def scheduled(damping: Damping) -> Damping:
+    """The same without a pace of its own: slower and steadier, so it is what is tried first where the pace failed."""
+    return replace(damping, own_pace=False) if isinstance(damping, Annealed) else damping
 
 
 def begin(attempt: Attempt, start: Tensor, best: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.constraints.maps import Map
 from snarenet.constraints.maps.base import CHUNK
 from snarenet.repair.conflict.conflict import Conflict, ConflictRow, SampleConflict
 from snarenet.repair.conflict.farkas import Certificate, certify
@@ -73,8 +72,9 @@ class Origin:
     def _judge(self, instance: Instance, points: _Points, sample: int, status: Status) -> SampleConflict:
         """What there is to say of an instance of one sample."""
         raw, start, z = points
-        norms = Map.row_norms if self.options.krylov is None else self.options.krylov.row_norms
-        scale = positive(norms(instance.map, start)).sqrt()  # those that the steps went by
+        krylov = self.options.krylov
+        lengths = instance.map.row_norms(start) if krylov is None else krylov.row_norms(instance.map, start)
+        scale = positive(lengths).sqrt()  # those that the steps went by
         z = polish(instance, z, scale)
         g = instance.map.value(z)
         r = residual(g, instance.lower, instance.upper)
