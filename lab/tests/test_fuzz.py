@@ -217,6 +217,21 @@ def test_kinks_nearer_than_a_step_are_no_defect() -> None:
     assert abs(coarse.mean - said) > 2e-3
 
 
+@pytest.mark.parametrize(("amount", "fine"), [(1e-15, True), (1e-10, False)])
+def test_what_cancels_in_a_gradient_may_be_rounding(amount: float, fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that hold y, from far away: the gradient is 1 - 1, times predictions of a million."""
+    rows = replace(POLYGON.parts[0], data={"A": POLYGON.parts[0].data["A"], "equals": Datum(t([1.0, 0.5]))})
+    case = replace(POLYGON, parts=(rows,), y=1e6 * POLYGON.y)
+    real = ConstraintSpace.pull_finish
+
+    def of_the_batch(self: Any, y: Tensor, *rest: Any) -> Any:
+        found, others = real(self, y, *rest)
+        return found + amount * len(y), others
+
+    monkeypatch.setattr(ConstraintSpace, "pull_finish", of_the_batch)
+    assert (checks.independence(run(case)) is None) == fine
+
+
 def test_gradients_that_float32_cannot_hold_are_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step back that is as steep as on a path that fails leaves float32, but not float64."""
     real = OutputSpace.pull_step

@@ -19,6 +19,7 @@ from snarenet import Solution, Status
 from snarenet_lab.fuzz.case import Case
 from snarenet_lab.fuzz.outcome import Outcome, cotangent, first, measure, run, solved
 
+_ROUNDING = 64  # units of the precision that two ways to compute a gradient may differ by, in the sizes of its terms
 _COPIES = 4  # of a sample, moved by rounding, that show what rounding does to it
 _STEEP = 1e15  # gradients from which on float32 may be too little for the numbers on their way
 _STEP = 1e-5  # of finite differences, in the sizes of the entries
@@ -166,9 +167,12 @@ def _apart(a: Outcome, i: int, b: Outcome, j: int) -> float:
     size = (value.abs() + other.abs()).amax().item()
     apart = [_share((value - other).abs().amax().item(), size)]
     if s.status[i] == Status.CONVERGED:  # of a path that failed rounding may decide which point was the best
+        # where rows hold y, its gradient is what is left of the cotangent when nearly all of it is taken away
+        left = _ROUNDING * _unit(b.case) * cotangent(b.case).abs().amax() * b.case.y[j].abs().amax().double()
         for one, two in zip(_sensitivities(a, i), _sensitivities(b, j), strict=True):
             largest = (one.abs() + two.abs()).amax().item()
-            apart.append(_share((one - two).abs().amax().item(), largest + 1e-3 * size))
+            gap = ((one - two).abs().amax() - left).clamp(min=0).item()
+            apart.append(_share(gap, largest + 1e-3 * size))
     return math.inf if any(math.isnan(share) for share in apart) else max(apart)
 
 
@@ -187,7 +191,7 @@ def _spread(alone: Outcome, status: Tensor) -> float:
     """How far rounding drives a sample from itself; infinite if it can end in this status, or in none for sure."""
     case, work = alone.case, alone.case.options.get("dtype", torch.float64)
     y = case.y.to(torch.promote_types(case.y.dtype, torch.float32))  # that of the output
-    unit = max(torch.finfo(dtype).eps for dtype in (y.dtype, work))
+    unit = _unit(case)
     size, worst = y.double().abs() + solved(alone).value.detach().abs(), 0.0
     names = [f"{name}{k}" for k, part in enumerate(case.parts) for name in part.data if name in "AHG"]
     for k in range(1, 1 + _COPIES):
@@ -200,6 +204,12 @@ def _spread(alone: Outcome, status: Tensor) -> float:
             return math.inf
         worst = max(worst, _apart(alone, 0, moved, 0))
     return worst
+
+
+def _unit(case: Case) -> float:
+    """The rounding of the repair or of its output, whichever is coarser."""
+    output = torch.promote_types(case.y.dtype, torch.float32)
+    return max(torch.finfo(dtype).eps for dtype in (output, case.options.get("dtype", torch.float64)))
 
 
 def _signs(like: Tensor, k: int) -> Tensor:
