@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,12 @@ from snarenet.constraints import base as sets
 from snarenet.constraints.maps import LinearMap, QuadraticMap
 from snarenet.repair.loop.spaces import ConstraintSpace, OutputSpace
 from snarenet.repair.loop.steps import Pulled
-from snarenet_lab.fuzz import fuzz
+from snarenet_lab.fuzz import checks, fuzz
 from snarenet_lab.fuzz.__main__ import main
 from snarenet_lab.fuzz.case import Case, Datum, Part
-from snarenet_lab.fuzz.checks import defect, run
+from snarenet_lab.fuzz.checks import defect
 from snarenet_lab.fuzz.drawing import draw
+from snarenet_lab.fuzz.outcome import run
 from snarenet_lab.fuzz.shrinking import shrink
 
 repairs = importlib.import_module("snarenet.repair.repair")  # the package has a function of this name
@@ -75,6 +77,7 @@ DISK = Case(
     t([[0.3], [-0.2], [0.4]]),
     {"rows": "active"},
 )
+SHORT = replace(DISK, options={"tol": 1e-5, "dtype": torch.float32})
 POLYGON = Case(
     (Part("linear", 2, {"A": Datum(t([[1.0, 2.0], [1.0, -1.0]])), "upper": Datum(t([1.0, 0.5]), learned=True)}),),
     t([[3.0, 1.0], [0.2, 4.0], [3.0, -2.0]]),
@@ -124,6 +127,26 @@ def wrong_sign(real: Callable[..., Any]) -> Callable[..., Any]:
     return planted
 
 
+def a_little_off(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A step whose rows get 1 % too much."""
+
+    def planted(*arguments: Any) -> Pulled:
+        pulled = real(*arguments)
+        return pulled._replace(rows=1.01 * pulled.rows)
+
+    return planted
+
+
+def no_number(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A step back to nowhere."""
+
+    def planted(*arguments: Any) -> Pulled:
+        pulled = real(*arguments)
+        return pulled._replace(cotangent=pulled.cotangent * torch.nan)
+
+    return planted
+
+
 def unmasked(real: Callable[..., Any]) -> Callable[..., Any]:
     """A step back in which satisfied rows take part."""
 
@@ -153,6 +176,9 @@ PLANTED = [
     ("differences", POLYGON, ConstraintSpace, "pull_step", wrong_sign),
     ("differences", DISK, OutputSpace, "pull_step", wrong_sign),
     ("differences", DISK, OutputSpace, "pull_step", unmasked),
+    ("differences", DISK, OutputSpace, "pull_step", a_little_off),
+    ("finite_gradients", DISK, OutputSpace, "pull_step", no_number),
+    ("finite_gradients", SHORT, OutputSpace, "pull_step", no_number),
     ("independence", DISK, OutputSpace, "step", of_the_batch),
     ("violations", POLYGON, LinearMap, "value", half),
     ("violations", DISK, QuadraticMap, "value", half),
@@ -172,6 +198,53 @@ def test_a_planted_fault_is_found(
     found = defect(case)
     assert found is not None
     assert found[0].__name__ == check
+
+
+def test_kinks_nearer_than_a_step_are_no_defect() -> None:
+    """Inside a band of 2e-10 the first entry moves freely, outside it does not: steps of 1e-5 see only the latter."""
+    band = {"lower": Datum(t([0.01 - 1e-10, -1e3])), "upper": Datum(t([0.01 + 1e-10, 1.0]))}
+    rows = Part("linear", 2, {"A": Datum(t([[1.0, 0.0, 0.0], [0.0, 1.0, 2.0]])), **band})
+    case = Case((rows,), t([[0.01, 3.0, 1.0]]), options={"rows": "all"})
+    seen = run(case)
+    assert seen.gradients is not None
+    direction = {"y": t([[0.01 * math.cos(1), 3 * math.cos(2), math.cos(5)]])}
+    assert defect(case) is None
+    coarse, fine = (checks._slopes(seen, direction, h) for h in (1e-5, 1e-8))
+    assert coarse is not None
+    assert fine is not None
+    said = (seen.gradients["y"] * direction["y"]).sum().item()
+    assert abs(fine.mean - said) < 1e-6
+    assert abs(coarse.mean - said) > 2e-3
+
+
+@pytest.mark.parametrize(("amount", "fine"), [(1e-15, True), (1e-10, False)])
+def test_what_cancels_in_a_gradient_may_be_rounding(amount: float, fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that hold y, from far away: the gradient is 1 - 1, times predictions of a million."""
+    rows = replace(POLYGON.parts[0], data={"A": POLYGON.parts[0].data["A"], "equals": Datum(t([1.0, 0.5]))})
+    case = replace(POLYGON, parts=(rows,), y=1e6 * POLYGON.y)
+    real = ConstraintSpace.pull_finish
+
+    def of_the_batch(self: Any, y: Tensor, *rest: Any) -> Any:
+        found, others = real(self, y, *rest)
+        return found + amount * len(y), others
+
+    monkeypatch.setattr(ConstraintSpace, "pull_finish", of_the_batch)
+    assert (checks.independence(run(case)) is None) == fine
+
+
+def test_gradients_that_float32_cannot_hold_are_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step back that is as steep as on a path that fails leaves float32, but not float64."""
+    real = OutputSpace.pull_step
+
+    def steep(*arguments: Any) -> Pulled:
+        pulled = real(*arguments)
+        return pulled._replace(cotangent=1e10 * pulled.cotangent)
+
+    monkeypatch.setattr(OutputSpace, "pull_step", steep)
+    seen = run(SHORT)
+    assert seen.gradients is not None
+    assert not seen.gradients["y"].isfinite().all()
+    assert checks.finite_gradients(seen) is None
 
 
 def test_a_crash_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,26 @@ def test_scaling_rows_changes_nothing() -> None:
     assert_equal(project(scaled, Y, X), project(plain, Y, X), 1e-8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_empty_set_has_no_nearest_point(dtype: torch.dtype) -> None:
+    """y >= 16.7 and y <= 2: the least share of the system lets the search settle at a point that obeys neither."""
+    nothing = sn.Linear(torch.tensor([[0.3], [2.0]]).double().repeat(3, 1, 1), [5.0, -torch.inf], [6.0, 4.0])
+    y = torch.tensor([[1.0], [-3.0], [10.0]], dtype=dtype)
+    assert torch.equal(project(nothing, y, y), y)
+
+
+def test_gradients_with_weights_of_ten_orders_of_magnitude() -> None:
+    """Rows that are nearly parallel in this metric: P = I - W^-1 A' (A W^-1 A')^-1 A by its null space instead."""
+    A = torch.tensor([[-0.969, 0.0735, -1.05, 1.45], [-0.878, 0.0742, -0.322, 0.547]], dtype=torch.float64)
+    weights = torch.tensor([342250.09, 2864.599, 29987.59, 2.066e-05], dtype=torch.float64)
+    y = torch.tensor([[0.05, -0.3, 0.2, 2.0]], dtype=torch.float64, requires_grad=True)
+    rows = sn.Linear(A.unsqueeze(0), equals=torch.tensor([2.0, 0.7]).double())
+    (found,) = torch.autograd.grad(project(rows, y, y, weights).sum(), y)
+    free = torch.linalg.qr(A.T, mode="complete").Q[:, 2:]
+    expected = torch.linalg.solve(free.T @ (weights.unsqueeze(1) * free), free.T * weights).T @ free.sum(0)
+    assert_equal(found[0] / expected, torch.ones(4).double(), 1e-4)
+
+
 def test_gradients_of_learned_rows() -> None:
     H, G = (0.2 + draw(2, 4, seed=3).abs()).requires_grad_(), draw(2, 4, seed=4).requires_grad_()
     A, y = draw(1, 4, seed=5).requires_grad_(), draw(5, 4, seed=6, scale=2)

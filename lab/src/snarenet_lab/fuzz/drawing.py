@@ -242,7 +242,7 @@ def _options(d: _Draw, case: Case) -> dict[str, Any]:
     if maybe(0.3):
         found["nearest"] = d.choice((1, 10, 40))
         if d.chance(0.5):
-            found["weights"] = d.magnitudes(case.y.shape[1], most=d.choice((1.0, 3.0)))
+            found["weights"] = d.magnitudes(case.y.shape[1], most=d.choice((1.0, 6.0)))
     if maybe(0.3):
         relax = d.normal(*d.choice(((), (case.rows,), (len(case.y), case.rows)))).abs()
         found["relax"] = relax if relax.ndim else relax.item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,9 +73,10 @@ class Origin:
     def _judge(self, instance: Instance, points: _Points, sample: int, status: Status) -> SampleConflict:
         """What there is to say of an instance of one sample."""
         raw, start, z = points
-        krylov = self.options.krylov
-        lengths = instance.map.row_norms(start) if krylov is None else krylov.row_norms(instance.map, start)
-        scale = positive(lengths).sqrt()  # those that the steps went by
+        norms = instance.map.row_norms
+        if self.options.krylov is not None:
+            norms = partial(self.options.krylov.row_norms, instance.map)
+        scale = positive(norms(start)).sqrt()  # those that the steps went by
         z = polish(instance, z, scale)
         g = instance.map.value(z)
         r = residual(g, instance.lower, instance.upper)
@@ -82,8 +84,8 @@ class Origin:
         if worst <= self.options.tol:
             return SampleConflict(sample, status, z[0], worst, (), 0.0, reached=True)
         r = r / scale
-        length = norms(instance.map, z)
-        usual = torch.maximum(length, norms(instance.map, raw)) / scale.square()
+        length = norms(z)
+        usual = torch.maximum(length, norms(raw)) / scale.square()
         stationarity = _cosine(instance.map.vjp(z, r / scale), torch.where(r != 0, usual, 0.0).sum().sqrt(), r)
         describe = _Describer(self.constraints, instance, g)
         certificate = _certificate(instance, z)

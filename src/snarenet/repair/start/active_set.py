@@ -84,7 +84,7 @@ def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | No
         # of the others anything finite will do: their gradient is zero times that
         z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():
-        z = _step(Task(instance, y, metric, reach), z, multipliers, _LEAST).z
+        z = _step(Task(instance, y, metric, reach), z, multipliers, _LEAST, refined=True).z
     return torch.where(found.unsqueeze(1), z, y)
 
 
@@ -117,8 +117,11 @@ def search(task: Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Tenso
     return z, multipliers, found
 
 
-def _step(task: Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
-    """One step from z; gradients flow to y, the bounds and the tensors of g, not through the system."""
+def _step(task: Task, z: Tensor, multipliers: Tensor, share: float, refined: bool = False) -> _Newton:
+    """One step from z; gradients flow to y, the bounds and the tensors of g, not through the system.
+
+    One that is refined is that of the system without the share, to first order.
+    """
     (map, lower, upper, _), y, weights, reach = task
     value = map.value(z)
     with torch.no_grad():
@@ -138,7 +141,10 @@ def _step(task: Task, z: Tensor, multipliers: Tensor, share: float) -> _Newton:
     off = torch.where(above, value - upper, torch.where(active, value - lower, 0.0))
     slope = weights * (z - y) + map.vjp(z, multipliers)
     right = (off if places is None else off.gather(1, places)) - times(lifted, slope)
-    change = triangular_solve(factor, torch.where(used, right, 0.0))
+    right = torch.where(used, right, 0.0)
+    change = triangular_solve(factor, right)
+    if refined:  # a share of 1e-13 is 0.1 % of a gradient if the condition is 1e10
+        change = change + triangular_solve(factor, right - times(lifted, transposed_times(J, change)))
     moved = z - (slope + transposed_times(J, change)) / D
     spread = change if places is None else torch.zeros_like(off).scatter(1, places, change)
     return _Newton(moved, multipliers + spread, broken == 0)
