@@ -7,7 +7,7 @@ r"""Problems as users write them, `Nonlinear(fn) & Box`, for what is measured of
 
   $p^2 + q^2 \le s^2$ at both ends of every branch with a rating, and limits on the angle between its ends.
 - `unicycle`: a controller's plan around an ellipse, states (T, 3) first, then controls (T, 2); x its first state.
-- `portfolio`: a limit on the risk $y^\top (F F^\top + D) y$ that depends on x, in three forms.
+- `portfolio`: a limit on the risk $y^\top (F F^\top + D) y$ that depends on x, in four forms.
 
 Grid and unicycle are written once, for torch and for casadi (`Arithmetic`), so that IPOPT solves the same rows.
 """
@@ -272,16 +272,17 @@ def _starts(batch: int, generator: torch.Generator) -> Tensor:
     return low + (high - low) * torch.rand(batch, 3, generator=generator, dtype=F64)
 
 
-FORMS = ("matrix", "function", "lifted")
+FORMS = ("factored", "matrix", "function", "lifted")
 
 
-def portfolio(n: int = 200, form: str = "matrix", factors: int = 10) -> General:
+def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> General:
     """Weights y >= 0 with sum 1 and y'(F(x) F(x)' + D) y at most 1.2 times the risk of equal weights at the nominal x.
 
     Args:
         n: assets.
-        form: "matrix", the whole matrix as `Quadratic`; "function", `Nonlinear` of F'y; "lifted", further variables
-            z = F'y in rows of `Linear` with a matrix per sample, and a diagonal `Quadratic`.
+        form: "factored", F and D as `Quadratic`; "matrix", the whole matrix as `Quadratic`; "function", `Nonlinear` of
+            F'y; "lifted", further variables z = F'y in rows of `Linear` with a matrix per sample, and a diagonal
+            `Quadratic`.
         factors: columns of F; x scales them.
     """
     if form not in FORMS:
@@ -293,9 +294,12 @@ def portfolio(n: int = 200, form: str = "matrix", factors: int = 10) -> General:
     equal = torch.full((n,), 1 / n, dtype=F64)
     limit = 1.2 * float((equal @ F).square().sum() + (D * equal**2).sum())
     loadings = lambda x: F * (1 + 0.2 * x).unsqueeze(1)  # noqa: E731  # (B, n, factors)
-    if form == "matrix":
+    budget, box = sn.Linear(torch.ones(1, n, dtype=F64), equals=1.0), sn.Box(0.0, 1.0)
+    if form == "factored":
+        constraints = sn.Quadratic(factor=loadings, diagonal=D, upper=limit) & budget & box
+    elif form == "matrix":
         risk = sn.Quadratic(lambda x: (loadings(x) @ loadings(x).mT + D.diag()).unsqueeze(1), upper=limit)
-        constraints = risk & sn.Linear(torch.ones(1, n, dtype=F64), equals=1.0) & sn.Box(0.0, 1.0)
+        constraints = risk & budget & box
     elif form == "function":
 
         def value(y: Tensor, x: Tensor) -> Tensor:
@@ -303,17 +307,17 @@ def portfolio(n: int = 200, form: str = "matrix", factors: int = 10) -> General:
             return (z.square().sum(1) + (D * y**2).sum(1)).unsqueeze(1)
 
         risk = sn.Nonlinear(value, 1, upper=limit)
-        constraints = risk & sn.Linear(torch.ones(1, n, dtype=F64), equals=1.0) & sn.Box(0.0, 1.0)
+        constraints = risk & budget & box
     else:
         eye = torch.eye(factors, dtype=F64)
         lift = sn.Linear(
             lambda x: torch.cat([loadings(x).mT, -eye.expand(len(x), -1, -1)], 2), equals=torch.zeros(factors)
         )
         squares = torch.cat([D, torch.ones(factors, dtype=F64)]).unsqueeze(0)
-        budget = torch.cat([torch.ones(n, dtype=F64), torch.zeros(factors, dtype=F64)]).unsqueeze(0)
+        total = torch.cat([torch.ones(n, dtype=F64), torch.zeros(factors, dtype=F64)]).unsqueeze(0)
         free = torch.full((factors,), math.inf, dtype=F64)
         box = sn.Box(torch.cat([torch.zeros(n, dtype=F64), -free]), torch.cat([torch.ones(n, dtype=F64), free]))
-        constraints = sn.Quadratic(squares, upper=limit) & lift & sn.Linear(budget, equals=1.0) & box
+        constraints = sn.Quadratic(squares, upper=limit) & lift & sn.Linear(total, equals=1.0) & box
     extra = factors if form == "lifted" else 0
     typical = torch.cat([equal, torch.zeros(extra, dtype=F64)])
 
