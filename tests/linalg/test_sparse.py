@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from snarenet.linalg import SparseFactor, SparseNormal
+from snarenet.constraints.maps import LinearMap
+from snarenet.linalg import Dual, EliminatedBox, SparseDual, SparseFactor, SparseNormal
 from snarenet.testing import assert_equal, draw
 
 FORMS = ("dual", "primal")
@@ -173,15 +174,30 @@ class TestSolve:
         expected = torch.linalg.solve(matrix(system, values, none, weights, active), rhs)
         assert_equal(system.factor(values, none, weights, active).solve(rhs), expected, 1e-10)
 
+
+class TestSystem:
+    """`SparseDual` beside `Dual`."""
+
     @pytest.mark.parametrize("form", FORMS)
-    def test_products(self, form: str) -> None:
-        system = normal(random_pattern(6, 9, 0.4, 10), form)
-        values = draw(3, len(system.row), seed=1)
-        J = values.new_zeros(3, 6, 9)
-        J[:, system.row, system.col] = values
-        v, w = draw(3, 9, seed=2), draw(3, 6, seed=3)
-        assert_equal(system.times(values, v), (J @ v.unsqueeze(2)).squeeze(2), 1e-14)
-        assert_equal(system.transposed_times(values, w), (J.mT @ w.unsqueeze(2)).squeeze(2), 1e-14)
+    @pytest.mark.parametrize("boxed", [False, True])
+    def test_step_and_adjoint(self, form: str, boxed: bool) -> None:
+        system = normal(random_pattern(14, 18, 0.2, 13), form)
+        values, damping, _, active = data(system, 3)
+        A, y, v = values.new_zeros(3, 14, 18), draw(3, 18, seed=1), draw(3, 18, seed=2)
+        A[:, system.row, system.col] = values
+        delta, scalar = damping * 0.3, torch.full((3,), 0.3, dtype=torch.float64)
+        box = EliminatedBox((y > 0.5).to(y), scalar) if boxed else None
+        residual = torch.where(active, draw(3, 14, seed=3), 0.0)
+        outside = torch.where(y > 0.5, y - 0.5, 0.0) if boxed else None
+        dense = Dual(LinearMap(A), y, active, delta, scalar, box)
+        sparse = SparseDual(system.factor(values, delta, box.weights if box else None, active), scalar, box)
+        assert torch.equal(torch.as_tensor(sparse.weight), torch.as_tensor(dense.weight))
+        for found, expected in zip(sparse.step(residual, outside), dense.step(residual, outside), strict=True):
+            assert_equal(found, expected, 1e-12)
+        for found, expected in zip(sparse.adjoint(v), dense.adjoint(v), strict=True):
+            assert (found is None) == (expected is None)
+            if found is not None and expected is not None:
+                assert_equal(found, expected, 1e-12)
 
 
 class TestSamples:
@@ -197,6 +213,18 @@ class TestSamples:
             parts = [slice(k, k + size) for k in range(0, 9, size)]
             apart = torch.cat([system.factor(*(t[part] for t in given)).solve(rhs[part]) for part in parts])
             assert_equal(apart, together, 1e-13)
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("keep", [[3, 1], [2], []])
+    def test_some_samples_of_a_factor(self, form: str, keep: list[int]) -> None:
+        pattern = torch.eye(120, dtype=torch.bool)
+        pattern[:, 5], pattern[7] = True, True
+        system, places = normal(pattern, form), torch.tensor(keep, dtype=torch.int64)
+        assert system.estimate.heavy == 1
+        factor, rhs = system.factor(*data(system, 4)), draw(4, 120, seed=1)
+        assert_equal(factor[places].solve(rhs[places]), factor.solve(rhs)[places], 1e-13)
+        assert_equal(factor[places].push(rhs[places]), factor.push(rhs)[places], 0.0)
+        assert torch.equal(factor[places].info, factor.info[places])
 
     @pytest.mark.parametrize("form", FORMS)
     def test_a_broken_sample_stays_alone(self, form: str) -> None:

@@ -14,6 +14,7 @@ from emulation import on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.linalg import Estimate
 from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import Choice, choose, choose_bounded
 from snarenet.repair.engine import Batch, Engine
@@ -254,6 +255,95 @@ class TestLoopInOutputSpace(CurvedConformance):
         assert isinstance(engine.space, OutputSpace)
 
 
+def _better(best: tuple[float | Tensor, Tensor], r: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The least violation so far and where it was; r is that at y."""
+    worst = r.detach().abs().amax(1)
+    wins = worst < best[0]
+    return torch.where(wins, worst, best[0]), torch.where(wins.unsqueeze(1), y, best[1])
+
+
+@on_devices
+class TestLoopAtItsOwnPace(EngineConformance):
+    """Rows of a function, under which the damping follows gain and distance; the first ones are linear in y."""
+
+    active = True
+
+    def constraints(self) -> sn.Constraints:
+        def g(y: Tensor, x: Tensor) -> Tensor:
+            bent = y.sin() + 0.3 * y.square() + x.sum(1, keepdim=True) * y
+            return torch.cat([bent[:, :4] * y[:, 2:], y[:, :2] - 0.5 * y[:, 4:] + x], 1)
+
+        return sn.Nonlinear(g, 6, lower=-0.1, upper=lambda x: 0.2 + x[:, :1].square().expand(-1, 6)) & sn.Box(-1.5, 1.5)
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, Loop)
+        assert isinstance(engine.space, OutputSpace)
+        assert engine.space.curved
+        assert not engine.space.sparse
+
+    def textbook(self, y: Tensor, x: Tensor, damping: sn.Damping, options: Options) -> Tensor:
+        """The step and its pace written out; what decides the pace has no derivative."""
+        map, lower, upper, _ = self.constraints().to(self.device).at(y, x)
+        eye = torch.eye(SIZE, dtype=y.dtype, device=y.device)
+        scale = map.jacobian(y).square().sum(-1) if damping.relative else torch.ones_like(lower)
+        paces, level, best = isinstance(damping, sn.Annealed), None, (torch.inf, y)
+
+        def violation(y: Tensor) -> Tensor:
+            g = map.value(y)
+            return torch.relu(g - upper) - torch.relu(lower - g)
+
+        for _ in range(options.max_steps):
+            r = violation(y)
+            best = _better(best, r, y)
+            distance = ((r.abs() / scale.sqrt()).amax(1) / y.square().mean(1).sqrt()).detach()
+            if level is None:
+                jumps = (2 * distance.clamp(max=1).log() / torch.tensor(damping.ratio).log()).ceil() if paces else None
+                level = damping.start * damping.ratio**jumps if paces else torch.full_like(distance, damping.value)
+            J = map.jacobian(y) * (r != 0).unsqueeze(-1)
+            weighted = J.mT / scale.unsqueeze(1)
+            d = torch.linalg.solve(weighted @ J + level.view(-1, 1, 1) * eye, weighted @ r.unsqueeze(-1)).squeeze(-1)
+            foreseen = r - (J @ d.unsqueeze(-1)).squeeze(-1)
+            before, after, predicted = ((v.square() / scale).sum(1) for v in (r, violation(y - d), foreseen))
+            gain = (before - after) / (before - predicted)
+            y = torch.where((r.abs() > options.tol).any(1, keepdim=True), y - d, y)
+            if paces:
+                change = torch.where((distance < 0.1) & (gain > 0.75), 0.1, damping.ratio)
+                level = (level * torch.where(gain <= 0.25, 1.0, change)).clamp(min=damping.floor)
+        return _better(best, violation(y), y)[1]
+
+    def test_one_that_is_near_needs_few_steps(self) -> None:
+        y, x = (tensor.detach() for tensor in self.inputs())
+        solved = self.run(y, x)[0]
+        near = solved + 1e-2 * solved.square().mean().sqrt() * draw(BATCH, SIZE, seed=11).to(y)
+        steps = [
+            self.run(near, x, replace(self.options, damping=d))[2] for d in (sn.Annealed(), sn.Annealed(own_pace=False))
+        ]
+        assert (steps[0] <= 8).all()
+        assert (steps[1] > 2 * steps[0]).all()
+
+
+class TestLoopOnAPattern(TestLoopAtItsOwnPace):
+    """The same rows with a pattern, and systems on it, which so few variables would not get by themselves."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        super().patch(monkeypatch, device)
+        monkeypatch.setattr(Estimate, "worthwhile", True)
+
+    def constraints(self) -> sn.Constraints:
+        function, box = super().constraints().parts
+        assert isinstance(function, sn.Nonlinear)
+        i = torch.arange(6)
+        pattern = torch.zeros(6, SIZE, dtype=torch.bool)
+        pattern[i[:4], i[:4]] = pattern[i[:4], i[:4] + 2] = pattern[i[4:], i[:2]] = pattern[i[4:], i[4:]] = True
+        limit = function.limit
+        return sn.Nonlinear(function.fn, 6, limit.lower, limit.upper, sparsity=pattern) & box
+
+    def check(self, engine: Engine) -> None:
+        assert isinstance(engine, Loop)
+        assert isinstance(engine.space, OutputSpace)
+        assert engine.space.sparse
+
+
 class TestLoopWithASearch(TestLoopInOutputSpace):
     """A damping that may reject steps; it has no textbook."""
 
@@ -321,6 +411,31 @@ class TestLoopInABox(EngineConformance):
 
 class TestLoopInABoxUnscaled(TestLoopInABox):
     scaled = False
+
+
+class TestLoopInABoxOnAPattern(TestLoopInABox):
+    """Systems on a pattern; that of these few variables is full."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        super().patch(monkeypatch, device)
+        monkeypatch.setattr(Estimate, "worthwhile", True)
+
+    def constraints(self) -> sn.Constraints:
+        _, box, function = super().constraints().parts
+        H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
+        curved = sn.Nonlinear(
+            lambda y, x: y.square() @ H.T.to(y) + y @ G.T.to(y),
+            3,
+            lower=-0.3,
+            upper=lambda x: 0.2 + x[:, :1].expand(-1, 3),
+            sparsity=torch.ones(3, SIZE, dtype=torch.bool),
+        )
+        assert isinstance(function, sn.Nonlinear)
+        return curved & box & sn.Nonlinear(function.fn, 1, equals=0.3, sparsity=torch.ones(1, SIZE, dtype=torch.bool))
+
+    def check(self, engine: Engine) -> None:
+        super().check(engine)
+        assert engine.space.sparse
 
 
 class TestLoopInABoxWithASearch(TestLoopInABox):

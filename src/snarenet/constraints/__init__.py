@@ -4,6 +4,17 @@ from snarenet.constraints.base import Constraints, Instance
 from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.nonlinear import Nonlinear
 from snarenet.constraints.quadratic import Quadratic
+from snarenet.constraints.sparsity import Pattern, SparsityWarning
 from snarenet.constraints.stack import Stack
 
-__all__ = ["Box", "Constraints", "Instance", "Linear", "Nonlinear", "Quadratic", "Stack"]
+__all__ = [
+    "Box",
+    "Constraints",
+    "Instance",
+    "Linear",
+    "Nonlinear",
+    "Pattern",
+    "Quadratic",
+    "SparsityWarning",
+    "Stack",
+]

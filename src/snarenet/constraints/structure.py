@@ -8,7 +8,6 @@ finds is added to the pattern, the result is computed again, and a warning says 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +15,11 @@ from torch import Tensor
 
 from snarenet.constraints.products import CHUNK, Products
 from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning
+from snarenet.solution import warn
 from snarenet.tracing import tracing
 
-_LEAST = 48  # variables from which detection pays: below, a dense Jacobian takes as long as a compressed one
+_LEAST = 64  # variables from which detection pays: with 50 a repair takes as long without, with 72 twice as long
+_LARGEST = 2**26  # entries of a Jacobian that is looked at whole; a larger one is for products, or its pattern declared
 _DENSE = 0.25  # share of nonzeros above which a detected pattern is left alone: colours are as many as columns
 _POINTS = 8  # at which a pattern is looked for, if that takes no more than
 _SEEDS = 4096  # products, or than three points
@@ -50,100 +51,108 @@ class Structure:
     """
 
     def __init__(self, declared: Pattern | None = None) -> None:
-        self.declared = declared is not None
-        self.colouring = None if declared is None else Colouring.of(declared)
-        self.dense = False  # was it looked at, and found to be dense?
+        self.declared = declared
+        # by the number of variables; None where the Jacobian was looked at, and is dense
+        self.known: dict[int, Colouring | None] = {} if declared is None else {declared.columns: Colouring.of(declared)}
         self.calls = 0
         self.warned = False
 
-    @property
-    def pattern(self) -> Pattern | None:
-        """The pattern, as far as it is known; None while it is not, and where the Jacobian is dense."""
-        return None if self.colouring is None else self.colouring.pattern
-
-    def find(self, function: Function, y: Tensor) -> Pattern | None:
-        """The pattern, detected if that is yet to be done and y (B, n) allows it."""
-        if self.pattern is None and not self.dense and y.shape[1] >= _LEAST and can_look(y):
+    def find(self, function: Function, y: Tensor, look: bool = True) -> Pattern | None:
+        """The pattern, detected if that is yet to be done and y (B, n) allows it; None where the Jacobian is dense."""
+        n = y.shape[1]
+        if self.declared is not None and self.declared.columns != n:
+            shape = function.rows, n
+            raise ValueError(f"`sparsity` must have shape {shape} for this `y`, but got shape {self.declared.shape}")
+        if look and n not in self.known and n >= _LEAST and n * function.rows <= _LARGEST and can_look(y):
             with torch.no_grad():
-                self._detect(function, y.detach())
-        if self.pattern is not None and self.pattern.shape != (function.rows, y.shape[1]):
-            shape = function.rows, y.shape[1]
-            raise ValueError(f"`sparsity` must have shape {shape} for this `y`, but got shape {self.pattern.shape}")
-        return self.pattern
+                self.known[n] = self._detect(function, y.detach())
+        colouring = self.known.get(n)
+        return None if colouring is None else colouring.pattern
+
+    def colouring(self, n: int) -> Colouring:
+        """The colours of a pattern that was found."""
+        found = self.known[n]
+        assert found is not None
+        return found
 
     def evaluate(self, function: Function, products: Products) -> tuple[Pattern, Tensor]:
         """The pattern and values (B, nnz) of J on it; now and then checked."""
-        assert self.colouring is not None
-        values = self.colouring.values(products)
-        if not self.declared and can_look(products.y):
-            self.calls += 1
-            if self.calls % _REGULAR == 0 or (self.calls < _REGULAR and self.calls & (self.calls - 1) == 0):
-                before = self.colouring.pattern
-                with torch.no_grad():
-                    self._verify(function, Products(function.value, products.y.detach()), self.calls)
-                if self.colouring.pattern != before:
-                    self._warn(before)
-                    values = self.colouring.values(products)
-        return self.colouring.pattern, values
-
-    def _detect(self, function: Function, y: Tensor) -> None:
-        """Look at points around y, and check at y."""
-        found = self._around(function, y, torch.arange(len(y)))
-        if found.density <= _DENSE:
-            self.colouring = Colouring.of(found)
-            self._verify(function, Products(function.value, y), 0)
-        if self.pattern is None or self.pattern.density > _DENSE:
-            self.colouring, self.dense = None, True
-
-    def _around(self, function: Function, y: Tensor, samples: Tensor) -> Pattern:
-        """What is nonzero at random points around some of the samples (k,), which are few enough to be looked at."""
-        count = min(_POINTS, max(len(_SCALES), _SEEDS // max(1, min(y.shape[1], function.rows))))
-        which = samples[(torch.arange(count) * len(samples)) // count].to(y.device)
-        noise = torch.randn(count, y.shape[1], generator=torch.Generator().manual_seed(0)).to(y)
-        scales = torch.tensor(_SCALES).repeat(count)[:count].to(y)
-        near = y[which]
-        return nonzeros(function.select(which), near + scales.unsqueeze(1) * (1 + near.abs()) * noise)
-
-    def _verify(self, function: Function, products: Products, seed: int) -> None:
-        """Widen the pattern until products with random vectors agree, or nothing more is found."""
         y = products.y
-        v = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y)
-        exact = products.jvp(v)
-        for _ in range(_ROUNDS):
-            assert self.colouring is not None
-            pattern = self.colouring.pattern
-            values = self.colouring.values(products)
-            wrong = _differ(exact, pattern.times(values, v), pattern.times(values.abs(), v.abs()))
-            suspects = wrong.any(1).nonzero().squeeze(1)[:_SUSPECTS].cpu()
-            if not len(suspects):
-                return
-            here = suspects.to(y.device)
-            wider = pattern | nonzeros(function.select(here), y[here]) | self._around(function, y, suspects)
-            if wider == pattern:  # what differs is rounding
-                return
-            self.colouring = Colouring.of(wider)
-        self.colouring = Colouring.of(Pattern.full(function.rows, y.shape[1]))
+        colouring = self.colouring(y.shape[1])
+        values = colouring.values(products)
+        if self.declared is not None or not can_look(y) or not self._due():
+            return colouring.pattern, values
+        with torch.no_grad():
+            wider = _verified(function, Products(function.value, y.detach()), colouring, self.calls)
+        if wider is not colouring:
+            self._warn(colouring.pattern.missing(wider.pattern))
+            self.known[y.shape[1]], values = wider, wider.values(products)
+        return wider.pattern, values
 
-    def _warn(self, before: Pattern) -> None:
-        assert self.pattern is not None
-        new = before.missing(self.pattern)
+    def worth(self, n: int) -> int:
+        """As many products by themselves as J costs: in one pass, three are had for one."""
+        return 1 + self.colouring(n).count // 3
+
+    def _due(self) -> bool:
+        """Is this call to be checked?"""
+        self.calls += 1
+        return self.calls % _REGULAR == 0 or (self.calls < _REGULAR and self.calls & (self.calls - 1) == 0)
+
+    @staticmethod
+    def _detect(function: Function, y: Tensor) -> Colouring | None:
+        """Look at points around y, and check at y."""
+        found = _around(function, y, torch.arange(len(y)))
+        if found.density > _DENSE:
+            return None
+        colouring = _verified(function, Products(function.value, y), Colouring.of(found), 0)
+        return None if colouring.pattern.density > _DENSE else colouring
+
+    def _warn(self, new: Pattern) -> None:
         if self.warned:
             return
         self.warned = True
-        warnings.warn(
+        warn(
             f"the Jacobian of `fn` has {new.nnz} entries that were zero when its pattern was detected ({_some(new)}): "
             "a branch or an index depends on y or x. They were added and the result was computed again, but results "
             "before may lack them: give `sparsity=` a pattern with all entries, or None",
             SparsityWarning,
-            stacklevel=2,
         )
+
+
+def _around(function: Function, y: Tensor, samples: Tensor) -> Pattern:
+    """What is nonzero at random points around some of the samples (k,)."""
+    count = min(_POINTS, max(len(_SCALES), _SEEDS // max(1, min(y.shape[1], function.rows))))
+    which = samples[(torch.arange(count) * len(samples)) // count].to(y.device)
+    noise = torch.randn(count, y.shape[1], generator=torch.Generator().manual_seed(0)).to(y)
+    scales = torch.tensor(_SCALES).repeat(count)[:count].to(y)
+    near = y[which]
+    return nonzeros(function.select(which), near + scales.unsqueeze(1) * (1 + near.abs()) * noise)
+
+
+def _verified(function: Function, products: Products, colouring: Colouring, seed: int) -> Colouring:
+    """The same colouring, or one of a wider pattern: products with random vectors agree, or nothing more is found."""
+    y = products.y
+    v = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y)
+    exact = products.jvp(v)
+    for _ in range(_ROUNDS):
+        pattern, values = colouring.pattern, colouring.values(products)
+        wrong = _differ(exact, pattern.times(values, v), pattern.times(values.abs(), v.abs()))
+        suspects = wrong.any(1).nonzero().squeeze(1)[:_SUSPECTS].cpu()
+        if not len(suspects):
+            return colouring
+        here = suspects.to(y.device)
+        wider = pattern | nonzeros(function.select(here), y[here]) | _around(function, y, suspects)
+        if wider is pattern:  # what differs is rounding
+            return colouring
+        colouring = Colouring.of(wider)
+    return Colouring.of(Pattern.full(function.rows, y.shape[1]))
 
 
 def check(pattern: Pattern, function: Function, y: Tensor) -> None:
     """Raise if a Jacobian at y (B, n), or at random points around it, has an entry outside the pattern."""
     with torch.no_grad():
         y = y.detach()
-        found = Structure()._around(function, y, torch.arange(len(y)))
+        found = _around(function, y, torch.arange(len(y)))
         for some in torch.arange(len(y), device=y.device).split(_POINTS):
             found = found | nonzeros(function.select(some), y[some])
     missing = pattern.missing(found)
@@ -170,15 +179,17 @@ def _looked_at(function: Function, y: Tensor, by_rows: bool) -> tuple[Tensor, Te
     count = function.rows if by_rows else n
     step = max(1, CHUNK // max(1, batch * max(n, function.rows)))
     nonzero = torch.zeros(count, batch, n if by_rows else function.rows, dtype=torch.bool, device=y.device)
-    finite = torch.ones_like(nonzero)
+    finite = torch.ones(batch, function.rows, dtype=torch.bool, device=y.device)
     for start in range(0, count, step):
         some = slice(start, min(count, start + step))
         seeds = torch.eye(some.stop - start, count - start, dtype=y.dtype, device=y.device)
         J = products.many(torch.nn.functional.pad(seeds, (start, 0)), by_rows)
-        nonzero[some], finite[some] = J != 0, J.isfinite()
-    if by_rows:
-        return nonzero.transpose(0, 1), finite.all(2).T
-    return nonzero.permute(1, 2, 0), finite.all(0)
+        nonzero[some] = J != 0
+        if by_rows:
+            finite[:, some] = J.isfinite().all(2).T
+        else:
+            finite &= J.isfinite().all(0)
+    return nonzero.transpose(0, 1) if by_rows else nonzero.permute(1, 2, 0), finite
 
 
 class Seen:
@@ -200,8 +211,10 @@ class Seen:
             [(matrix != 0).flatten(0, -3).any(0) if matrix.ndim > 2 else matrix != 0 for matrix in matrices]
         )
         found = found.any(0)
-        if self.pattern is None or int(found.sum()) > int(self.pattern.gather(found).sum()):
-            self.pattern = Pattern.of(found) if self.pattern is None else self.pattern | Pattern.of(found)
+        if self.pattern is None or self.pattern.shape != found.shape:
+            self.pattern = Pattern.of(found)
+        elif int(found.sum()) > int(self.pattern.gather(found).sum()):
+            self.pattern = self.pattern | Pattern.of(found)
         return self.pattern
 
 
@@ -212,15 +225,21 @@ class Given:
         self.pattern: Pattern | None = None
         self.dense = False  # did the first one come in a dense layout?
 
-    def find(self, function: Any, y: Tensor) -> Pattern | None:
+    def find(self, function: Any, y: Tensor, look: bool = True) -> Pattern | None:
         """The pattern; of J(y) if there was none before."""
-        if self.pattern is None and not self.dense and y.shape[1] >= _LEAST and can_look(y):
+        n = y.shape[1]
+        unknown = (self.pattern is None or self.pattern.columns != n) and not self.dense
+        if look and unknown and n >= _LEAST and can_look(y):
             with torch.no_grad():
                 J = function.given(y.detach())
                 self.dense = J.layout == torch.strided
                 if not self.dense:
                     self._entries(J)
-        return self.pattern
+        return None if self.pattern is None or self.pattern.columns != n else self.pattern
+
+    def worth(self, n: int) -> int:
+        """As many products as J costs: the user's function is taken to be cheap."""
+        return 1
 
     def evaluate(self, function: Any, products: Products) -> tuple[Pattern, Tensor]:
         """The pattern, with what is new in J, and its values (B, nnz)."""
@@ -238,7 +257,8 @@ class Given:
         places = row * n + col
         own = torch.unique(places).cpu()
         found = Pattern(own // max(1, n), own % max(1, n), (m, n))
-        self.pattern = found if self.pattern is None else self.pattern | found
+        same = self.pattern is not None and self.pattern.shape == found.shape
+        self.pattern = self.pattern | found if self.pattern is not None and same else found
         place = torch.searchsorted(self.pattern.places.to(places.device), places)
         return self.pattern, sample, place, values
 

@@ -67,7 +67,7 @@ class SparseGram:
         return math.inf if self.full else gram_cost(self.products) + self.tree.cost * (1 + self.rank / 4)
 
     def factor(self, values: Tensor, diagonal: Tensor) -> GramFactor:
-        """The factors for nonzeros (B, count) and diagonals (B, size).
+        """The factors for nonzeros (count, B), the batch as the fastest axis, and diagonals (B, size).
 
         A matrix that is singular to working precision gets the smallest shift of its diagonal that it needs; the others
         keep the factor they have.
@@ -77,10 +77,10 @@ class SparseGram:
         if self._where.device != values.device:
             places = (self._light, self._apart, self._where)
             self._light, self._apart, self._where = (place.to(values.device) for place in places)
-        core = self._shifted(values[:, self._light], diagonal)
-        C = values.new_zeros(len(values), self.rank * self.size)
-        C[:, self._where] = values[:, self._apart]
-        C = C.view(len(values), self.rank, self.size)
+        core = self._shifted(values[self._light], diagonal)
+        C = values.new_zeros(len(diagonal), self.rank * self.size)
+        C[:, self._where] = values[self._apart].T
+        C = C.view(len(diagonal), self.rank, self.size)
         Z = core.solve(C)
         inner = C @ Z.mT
         inner.diagonal(dim1=1, dim2=2).add_(1)
@@ -91,11 +91,11 @@ class SparseGram:
         factor = self.core.factor(values, diagonal)
         shift = 4 * torch.finfo(values.dtype).eps * self.size
         while not tracing() and shift < 1 and bool((factor.info > 0).any()):
-            mean = diagonal.mean(1) + values.square().sum(1) / self.size
+            mean = diagonal.mean(1) + values.square().sum(0) / self.size
             left = ((factor.info > 0) & mean.isfinite()).nonzero().squeeze(1)
             if not len(left):
                 break
-            again = self.core.factor(values[left], diagonal[left] + shift * mean[left].unsqueeze(1))
+            again = self.core.factor(values[:, left], diagonal[left] + shift * mean[left].unsqueeze(1))
             factor = factor.replaced(left, again)
             shift *= 100
         return factor
@@ -111,16 +111,19 @@ class GramFactor:
     lower: Tensor | None = None
     code: Tensor | None = None
 
+    def __getitem__(self, samples: Tensor) -> GramFactor:
+        """The factors of some samples (their places)."""
+        rest = (self.C, self.Z, self.lower, self.code)
+        return GramFactor(self.core[samples], *(None if t is None else t[samples] for t in rest))
+
     @property
     def info(self) -> Tensor:
         """(B,) not 0 where there is no factor."""
         return self.core.info if self.code is None else self.code
 
     @property
-    def bytes(self) -> int:
-        return self.core.bytes + sum(
-            t.numel() * t.element_size() for t in (self.C, self.Z, self.lower) if t is not None
-        )
+    def nbytes(self) -> int:
+        return self.core.nbytes + sum(t.nbytes for t in (self.C, self.Z, self.lower) if t is not None)
 
     def solve(self, rhs: Tensor) -> Tensor:
         """The solutions (B, k, size) for right-hand sides (B, k, size)."""

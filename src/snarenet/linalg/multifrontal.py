@@ -106,9 +106,9 @@ class Multifrontal:
         self._steps, self._pool = _Places(self.tree, *np.divmod(known, max(1, self.size))).steps()
 
     def factor(self, values: Tensor, diagonal: Tensor) -> Factor:
-        """The factors for nonzeros (B, count) and diagonals (B, size)."""
+        """The factors for nonzeros (count, B), the batch as the fastest axis, and diagonals (B, size)."""
         self._move(values.device)
-        batch = len(values)
+        batch = len(diagonal)
         pool = values.new_empty(batch, self._pool)
         pool[:, : self._entries] = self._matrix(values, diagonal)
         pool[:, self._entries] = 1
@@ -121,8 +121,7 @@ class Multifrontal:
         return Factor(self._steps, factors, torch.cat(codes, 1).amax(1))
 
     def _matrix(self, values: Tensor, diagonal: Tensor) -> Tensor:
-        """The lower half's entries, with the batch as the fastest axis, in chunks that stay in a cache."""
-        values = values.T.contiguous()
+        """The lower half's entries (B, entries), in chunks that stay in a cache."""
         found = values.new_zeros(self._entries, values.shape[1])
         found[self._diagonal] = diagonal.T
         chunk = max(1, _CHUNK // max(1, values.shape[1]))
@@ -165,6 +164,13 @@ class Factor:
             x.scatter_(2, step.pivot_nodes.expand_as(found), found)
         return x[..., :-1]
 
+    def __getitem__(self, samples: Tensor) -> Factor:
+        """The factors of some samples (their places)."""
+        apart = [
+            t.unflatten(0, (len(self.info), step.count)) for step, t in zip(self.steps, self.transfers, strict=True)
+        ]
+        return Factor(self.steps, [transfers[samples].flatten(0, 1) for transfers in apart], self.info[samples])
+
     def replaced(self, samples: Tensor, other: Factor) -> Factor:
         """The same with the factors of another for these samples (their places)."""
         batch, transfers = len(self.info), []
@@ -174,8 +180,8 @@ class Factor:
         return Factor(self.steps, transfers, self.info.index_copy(0, samples, other.info))
 
     @property
-    def bytes(self) -> int:
-        return sum(transfer.numel() * transfer.element_size() for transfer in self.transfers)
+    def nbytes(self) -> int:
+        return sum(transfer.nbytes for transfer in self.transfers)
 
 
 def take(values: Tensor, places: Tensor) -> Tensor:

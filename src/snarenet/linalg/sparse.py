@@ -27,13 +27,12 @@ from torch import Tensor
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
-from snarenet.linalg.multifrontal import take
 from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
 
 _PRIMAL = 0.7  # share of the dual's cost below which the primal form is worth its refinement
-_ROUNDING = 1000.0  # roundings of the right-hand side up to which a residual is left as it is
+_ROUNDING = 8.0  # backward error, in roundings, up to which a solution is left as it is
 _REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
 _HOPELESS = 1.5  # times the products of nonzeros from which on a form is not even ordered
 
@@ -111,37 +110,17 @@ class SparseNormal:
         """
         if self.row.device != values.device:
             self.row, self.col = self.row.to(values.device), self.col.to(values.device)
+        values = values.T.contiguous()
         if active is not None:
             damping = torch.where(active, damping, 1.0)
-            values = torch.where(take(active, self.row), values, 0.0)
-        K = values if inverse_weights is None else values * take(inverse_weights.sqrt(), self.col)
-        if self.form == "dual":
-            return SparseFactor(self, values, damping, inverse_weights, self.gram.factor(K, damping))
-        scale = damping.rsqrt()
-        K = K * take(scale, self.row)
-        factor = self.gram.factor(K, K.new_ones(len(K), self.shape[1]))
-        return SparseFactor(self, values, damping, inverse_weights, factor)
-
-    def regular_factor(
-        self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
-    ) -> SparseFactor:
-        """`factor`, where a matrix singular to working precision gets the smallest shift it needs."""
-        factor = self.factor(values, damping, inverse_weights, active)
-        shift = 4 * torch.finfo(values.dtype).eps * max(self.shape)
-        while not tracing() and bool((factor.info > 0).any()) and shift < 1:
-            squares = self.times(values.square(), torch.ones_like(values[:, :1]).expand(-1, self.shape[1]))
-            size = squares.clamp(max=torch.finfo(values.dtype).max ** 0.75)
-            damping = torch.where((factor.info > 0).unsqueeze(1), damping + shift * size, damping)
-            factor, shift = self.factor(values, damping, inverse_weights, active), 100 * shift
-        return factor
-
-    def times(self, values: Tensor, v: Tensor) -> Tensor:
-        """J v: (B, m) for v (B, n), with nonzeros (B, nnz); or (B, k, m) for (B, k, n)."""
-        return _sums(values, v, self.col, self.row, self.shape[0])
-
-    def transposed_times(self, values: Tensor, w: Tensor) -> Tensor:
-        """J'w: (B, n) for w (B, m), with nonzeros (B, nnz); or (B, k, n) for (B, k, m)."""
-        return _sums(values, w, self.row, self.col, self.shape[1])
+            values = torch.where(active.T[self.row], values, 0.0)
+        K = values if inverse_weights is None else values * inverse_weights.sqrt().T[self.col]
+        length = (K.square().sum(0) / max(1, self.shape[0])).sqrt().unsqueeze(1)
+        diagonal = damping
+        if self.form == "primal":
+            K = K * damping.rsqrt().T[self.row]
+            diagonal = damping.new_ones(len(damping), self.shape[1])
+        return SparseFactor(self, values, damping, inverse_weights, length, self.gram.factor(K, diagonal))
 
 
 @lru_cache(maxsize=64)
@@ -155,10 +134,17 @@ class SparseFactor:
     """Factors of a batch, with what a product with the systems needs."""
 
     normal: SparseNormal
-    values: Tensor  # of rows in use, else 0
+    values: Tensor  # (nnz, B) of rows in use, else 0
     damping: Tensor
     inverse_weights: Tensor | None
+    length: Tensor  # (B, 1) of a typical row, in the metric
     gram: GramFactor
+
+    def __getitem__(self, samples: Tensor) -> SparseFactor:
+        """The factors of some samples (their places)."""
+        weights = None if self.inverse_weights is None else self.inverse_weights[samples]
+        values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
+        return SparseFactor(self.normal, values, damping, weights, length, self.gram[samples])
 
     @property
     def info(self) -> Tensor:
@@ -168,7 +154,7 @@ class SparseFactor:
     @property
     def nbytes(self) -> int:
         """Memory that keeping it takes."""
-        return self.gram.bytes + self.values.numel() * self.values.element_size()
+        return self.gram.nbytes + self.values.nbytes
 
     def solve(self, rhs: Tensor) -> Tensor:
         """The solutions (B, m), or (B, m, k), for such right-hand sides."""
@@ -177,32 +163,43 @@ class SparseFactor:
         return self._refined(rhs.mT).mT
 
     def push(self, v: Tensor) -> Tensor:
-        """J v (B, m) of the rows in use, else 0, for v (B, n)."""
-        return self.normal.times(self.values, v)
+        """J v, (B, m) for v (B, n): 0 in rows that are not in use."""
+        return self._push(v.unsqueeze(1)).squeeze(1)
 
     def pull(self, w: Tensor) -> Tensor:
-        """J'w (B, n) of the rows in use, for w (B, m)."""
-        return self.normal.transposed_times(self.values, w)
+        """J'w, (B, n) for w (B, m), of the rows in use."""
+        return self._pull(w.unsqueeze(1)).squeeze(1)
 
-    def times(self, w: Tensor) -> Tensor:
+    def _push(self, v: Tensor) -> Tensor:
+        return _sums(self.values, v, self.normal.col, self.normal.row, self.normal.shape[0])
+
+    def _pull(self, w: Tensor) -> Tensor:
+        return _sums(self.values, w, self.normal.row, self.normal.col, self.normal.shape[1])
+
+    def _times(self, w: Tensor) -> Tensor:
         """The system's matrix times w (B, k, m)."""
-        d = self._weighted(self.normal.transposed_times(self.values, w))
-        return self.normal.times(self.values, d) + self.damping.unsqueeze(1) * w
+        d = self._pull(w)
+        if self.inverse_weights is not None:
+            d = d * self.inverse_weights.unsqueeze(1)
+        return self._push(d) + self.damping.unsqueeze(1) * w
 
     def _refined(self, rhs: Tensor) -> Tensor:
-        """The solution, refined as long as that halves the residual of a sample; who needs it changes no one else."""
+        """The solution, refined until its backward error is one of rounding, or no longer halves.
+
+        Who needs that changes no one else.
+        """
         found = self._once(rhs)
         if not self.normal.refines:
             return found
-        goal = _ROUNDING * torch.finfo(rhs.dtype).eps * rhs.norm(dim=2, keepdim=True)
-        residual = rhs - self.times(found)
+        goal = _ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
+        residual = rhs - self._times(found)
         size = residual.norm(dim=2, keepdim=True)
         going = size > goal
         for _ in range(_REFINEMENTS):
             if not tracing() and not bool(going.any()):
                 break
             trial = found + self._once(residual)
-            left = rhs - self.times(trial)
+            left = rhs - self._times(trial)
             now = left.norm(dim=2, keepdim=True)
             better = going & (now < size)
             found, residual = torch.where(better, trial, found), torch.where(better, left, residual)
@@ -210,18 +207,20 @@ class SparseFactor:
             size = torch.where(better, now, size)
         return found
 
+    def _reach(self, rhs: Tensor, found: Tensor) -> Tensor:
+        """(B, k, 1) the size of the numbers that cancel in a residual: no factor leaves less than their rounding."""
+        sums = _sums(self.values.abs(), found.abs(), self.normal.row, self.normal.col, self.normal.shape[1])
+        if self.inverse_weights is not None:
+            sums = sums * self.inverse_weights.sqrt().unsqueeze(1)
+        return rhs.norm(dim=2, keepdim=True) + self.length.unsqueeze(2) * sums.norm(dim=2, keepdim=True)
+
     def _once(self, rhs: Tensor) -> Tensor:
         if self.normal.form == "dual":
             return self.gram.solve(rhs)
-        scaled = rhs / self.damping.unsqueeze(1)
-        root = None if self.inverse_weights is None else self.inverse_weights.sqrt().unsqueeze(1)
-        pulled = self.normal.transposed_times(self.values, scaled)
-        d = self.gram.solve(pulled if root is None else pulled * root)
-        pushed = self.normal.times(self.values, d if root is None else d * root)
-        return scaled - pushed / self.damping.unsqueeze(1)
-
-    def _weighted(self, v: Tensor) -> Tensor:
-        return v if self.inverse_weights is None else v * self.inverse_weights.unsqueeze(1)
+        damping = self.damping.unsqueeze(1)
+        scaled = rhs / damping
+        root = 1.0 if self.inverse_weights is None else self.inverse_weights.sqrt().unsqueeze(1)
+        return scaled - self._push(root * self.gram.solve(root * self._pull(scaled))) / damping
 
 
 def _cheaper(ends: dict[Form, SparseGram]) -> Form:
@@ -241,9 +240,9 @@ def _cheaper(ends: dict[Form, SparseGram]) -> Form:
 
 
 def _sums(values: Tensor, v: Tensor, source: Tensor, target: Tensor, size: int) -> Tensor:
-    """Each nonzero times v at its source, added up at its target."""
-    terms = take(v, source) * (values if v.ndim == 2 else values.unsqueeze(1))
-    return terms.new_zeros(*terms.shape[:-1], size).scatter_add_(-1, target.expand_as(terms), terms)
+    """Each nonzero (nnz, B) times v (B, k, .) at its source, added up at its target: (B, k, size)."""
+    terms = v.permute(2, 0, 1).contiguous().index_select(0, source) * values.unsqueeze(2)
+    return terms.new_zeros(size, *terms.shape[1:]).index_add_(0, target, terms).permute(1, 2, 0)
 
 
 def _check_places(row: Tensor, col: Tensor, shape: tuple[int, int]) -> None:

@@ -22,7 +22,7 @@ from snarenet.constraints.maps import Map
 from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
 from snarenet.linalg.eliminated import Eliminated, EliminatedBox
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.sparse import SparseFactor, sparse_normal
+from snarenet.linalg.sparse import SparseFactor
 from snarenet.linalg.spectrum import column
 
 
@@ -162,29 +162,18 @@ class Dual(DualSystem):
 
 
 class SparseDual(DualSystem):
-    """The dual system on the pattern of J; `eliminated` is a box, whose P is diagonal.
+    """The dual system on the pattern of J.
 
-    Args are those of `Dual`. A factor that was kept has all that products with J need, so J is not evaluated again.
+    Args:
+        factor: of this system; it has all that products with J need.
+        damping: the scalar damping, a number or (B,).
+        eliminated: a box, whose weights are the factor's inverse weights, or None.
     """
 
-    def __init__(
-        self,
-        map: Map,
-        y: Tensor,
-        active: Tensor | None,
-        delta: Tensor,
-        damping: float | Tensor,
-        eliminated: EliminatedBox | None = None,
-        factor: SparseFactor | None = None,
-    ) -> None:
-        self.active, self.delta, self.eliminated, self.weight = active, delta, eliminated, column(damping)
-        if factor is None:
-            linear = map.linearize(y)
-            values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
-            assert pattern is not None
-            inverse_weights = None if eliminated is None else eliminated.weights
-            factor = sparse_normal(pattern).regular_factor(values, delta, inverse_weights, active)
+    def __init__(self, factor: SparseFactor, damping: float | Tensor, eliminated: EliminatedBox | None = None) -> None:
         self.factor: SparseFactor = factor
+        self.weight, self.eliminated = column(damping), eliminated
+        self.active, self.delta = None, factor.damping  # the factor knows which rows are in use
 
     def _solve(self, rhs: Tensor) -> Tensor:
         return self.factor.solve(rhs)

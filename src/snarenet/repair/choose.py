@@ -93,7 +93,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     eliminated = StackedMap([parts[i] for i in first]) if first else None
     scale, scale_fn = y.new_ones(y.shape[0], others.rows), None
     if damping.relative:
-        norms = Map.row_norms if krylov is None else krylov.row_norms
+        norms = (lambda map, y: map.row_norms(y)) if krylov is None else krylov.row_norms
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
@@ -125,7 +125,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         least, most = lower[:, :rows], upper[:, :rows]
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room))
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(parts))
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 

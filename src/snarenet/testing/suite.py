@@ -29,7 +29,7 @@ from snarenet.testing.textbook import autograd_jacobian, textbook_repair
 # each with its rule, in the textbook's words
 _DAMPINGS: list[tuple[Damping, Callable[[int], float]]] = [
     (Constant(0.01), lambda k: 0.01),
-    (Annealed(10.0, 0.5, 1e-6), lambda k: max(1e-6, 10 * 0.5**k)),
+    (Annealed(10.0, 0.5, 1e-6, own_pace=False), lambda k: max(1e-6, 10 * 0.5**k)),
     (Annealed(3.0, 0.4, 1e-4, relative=False), lambda k: max(1e-4, 3 * 0.4**k)),
 ]
 _GRADCHECKED: list[dict[str, Any]] = [{}, {"rows": "all", "damping": 0.1}, {"damping": Adaptive()}]

@@ -60,10 +60,14 @@ class FunctionMap(Map):
     def pattern(self) -> Pattern | None:
         return None if self.structure is None or self.point is None else self.structure.find(self, self.point)
 
-    @property
-    def compressed(self) -> bool:
-        """Is J computed on its pattern? Traced graphs and transforms of torch.func have it dense."""
-        return not torch.compiler.is_compiling() and not transformed() and self.pattern is not None
+    def compressed(self, look: bool) -> bool:
+        """Is J computed on its pattern? Traced graphs and transforms of torch.func have it dense.
+
+        Who needs no J does not `look` for a pattern: there may be too many variables for that.
+        """
+        if self.structure is None or self.point is None or torch.compiler.is_compiling() or transformed():
+            return False
+        return self.structure.find(self, self.point, look) is not None
 
     def on_pattern(self, products: Products) -> tuple[Pattern, Tensor]:
         """The pattern, perhaps wider than it was, and the values (B, nnz) of J on it; where J is `compressed`."""
@@ -77,7 +81,7 @@ class FunctionMap(Map):
         return value
 
     def jacobian(self, y: Tensor) -> Tensor:
-        if self.compressed:
+        if self.compressed(look=True):
             pattern, values = self.on_pattern(Products(self.value, y))
             return pattern.dense(values)
         if self.given_jacobian is not None:
@@ -98,13 +102,13 @@ class FunctionMap(Map):
         return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
 
     def row_norms(self, y: Tensor) -> Tensor:
-        if not self.compressed:
+        if not self.compressed(look=True):
             return super().row_norms(y)
         pattern, values = self.on_pattern(Products(self.value, y))
         return pattern.row_sums(values.square())
 
     def magnitudes(self, y: Tensor) -> Tensor:
-        if self.compressed:
+        if self.compressed(look=False):
             pattern, values = self.on_pattern(Products(self.value, y))
             return pattern.times(values.abs(), y.abs())
         if torch.compiler.is_compiling() or self.rows * y.shape[1] <= CHUNK:
@@ -141,7 +145,7 @@ class FunctionMap(Map):
     def linearize(self, y: Tensor) -> Linearization:
         if torch.compiler.is_exporting():
             return ExplicitLinearization(self, y)
-        return _Compressed(self, y) if self.compressed else _ByAutograd(self, y)
+        return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
@@ -184,6 +188,10 @@ class _ByAutograd(Linearization):
         super().__init__(map, y)
         self.products = Products(map.value, y)
 
+    @property
+    def pattern(self) -> Pattern | None:
+        return None  # there was none when this was made
+
     def jvp(self, direction: Tensor) -> Tensor:
         if self._jacobian is not None:
             return times(self._jacobian, direction)
@@ -200,11 +208,12 @@ class _ByAutograd(Linearization):
 
 
 class _Compressed(Linearization):
-    """J on its pattern, evaluated when first asked for; before that products are by plain autograd."""
+    """J on its pattern, evaluated when asked for, or for many products; the first few are by plain autograd."""
 
     def __init__(self, map: FunctionMap, y: Tensor) -> None:
         super().__init__(map, y)
         self.function, self.products = map, Products(map.value, y)
+        self._left = 0 if map.structure is None else map.structure.worth(y.shape[1])  # products before J is cheaper
         self._found: tuple[Pattern, Tensor] | None = None
 
     def _evaluated(self) -> tuple[Pattern, Tensor]:
@@ -220,16 +229,21 @@ class _Compressed(Linearization):
     def values(self) -> Tensor:
         return self._evaluated()[1]
 
+    def _one_more(self) -> bool:
+        """Is one more product by autograd cheaper than J?"""
+        self._left -= 1
+        return self._found is None and self._left >= 0
+
     def jvp(self, direction: Tensor) -> Tensor:
-        if self._found is None:
+        if self._one_more():
             return self.products.jvp(direction)
-        pattern, values = self._found
+        pattern, values = self._evaluated()
         return pattern.times(values, direction)
 
     def vjp(self, weights: Tensor) -> Tensor:
-        if self._found is None:
+        if self._one_more():
             return self.products.vjp(weights)
-        pattern, values = self._found
+        pattern, values = self._evaluated()
         return pattern.transposed_times(values, weights)
 
     def _evaluate(self) -> Tensor:

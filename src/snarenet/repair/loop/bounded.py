@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Linearization, Map, add
-from snarenet.linalg import Dual, Primal, System, column
-from snarenet.repair.loop.spaces import Budget, Space, keep_where, pull_scale
+from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, column, sparse_normal
+from snarenet.repair.loop.spaces import Budget, Factor, Space, keep_where, pull_scale
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.scale import positive
 from snarenet.repair.stopping import negligible
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
     scale: Tensor  # (b, m) D(y)
     change: Tensor  # (b, m) of the rows, as the linear model foresees it
     stuck: Tensor  # (b,) no direction that is free reduces the violation
-    factor: Tensor | None
+    factor: Factor
 
 
 class BoundedSpace(Space):
@@ -47,11 +47,14 @@ class BoundedSpace(Space):
         first: how many rows of the batch are those of the box: n, or 0 if it has none.
         scaled: weigh rows by their lengths at each step, else all alike.
         budget: memory for factors that the backward pass reuses.
+        sparse: solve on the pattern of the rows.
     """
 
-    def __init__(self, others: Map, lower: Tensor, upper: Tensor, first: int, scaled: bool, budget: Budget) -> None:
+    def __init__(
+        self, others: Map, lower: Tensor, upper: Tensor, first: int, scaled: bool, budget: Budget, sparse: bool = False
+    ) -> None:
         self.others, self.lower, self.upper, self.first = others, lower, upper, first
-        self.scaled, self.budget = scaled, budget
+        self.scaled, self.budget, self.sparse = scaled, budget, sparse
 
     def start(self, y: Tensor) -> Tensor:
         return y
@@ -69,7 +72,7 @@ class BoundedSpace(Space):
         return self._with(self.others.detached(leaves), self.lower, self.upper)
 
     def _with(self, others: Map, lower: Tensor, upper: Tensor) -> BoundedSpace:
-        return BoundedSpace(others, lower, upper, self.first, self.scaled, self.budget)
+        return BoundedSpace(others, lower, upper, self.first, self.scaled, self.budget, self.sparse)
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.others.tensors(y)
@@ -84,7 +87,7 @@ class BoundedSpace(Space):
         self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor
     ) -> tuple[Tensor, Saved]:
         linear, r, active = self.others.linearize(position), residual[:, self.first :], violated[:, self.first :]
-        lengths = linear.jacobian.square().sum(-1).expand(len(position), self.others.rows)
+        lengths = self._lengths(linear)
         scale = positive(lengths) if self.scaled else torch.ones_like(lengths)
         gradient = linear.vjp(keep_where(active, r / scale))
         leaving = ((position <= self.lower) & (gradient > 0)) | ((position >= self.upper) & (gradient < 0))
@@ -92,10 +95,18 @@ class BoundedSpace(Space):
         size = (r.square() / scale).sum(1) * longest
         stuck = keep_where(~leaving, gradient).square().sum(1) <= negligible(r.dtype) ** 2 * size
         system = self._system(linear, ~leaving, active, scale, damping)
-        d, w = system.step(r, None)
+        d, w = system.step(r, torch.zeros_like(position))
         trial = torch.clamp(position - d, self.lower, self.upper)
         change = linear.jvp(position - trial)
         return trial, Saved(position, d, w, ~leaving, scale, change, stuck, self.budget.take(system.factor))
+
+    def _lengths(self, linear: Linearization) -> Tensor:
+        """(b, m) squared lengths of the rows."""
+        if self.sparse:
+            values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
+            assert pattern is not None
+            return pattern.row_sums(values.square())
+        return linear.jacobian.square().sum(-1).expand(len(linear.y), self.others.rows)
 
     def _system(
         self,
@@ -104,8 +115,16 @@ class BoundedSpace(Space):
         active: Tensor,
         scale: Tensor,
         damping: float | Tensor,
-        factor: Tensor | None = None,
+        factor: Factor = None,
     ) -> System:
+        if self.sparse:
+            fixed = EliminatedBox((~free).to(scale), 0.0)  # variables that give way to nothing
+            if not isinstance(factor, SparseFactor):
+                values, pattern = linear.values, linear.pattern
+                assert pattern is not None
+                factor = sparse_normal(pattern).factor(values, scale * column(damping), fixed.weights, active)
+            return SparseDual(factor, damping, fixed)
+        assert not isinstance(factor, SparseFactor)
         rows = _FreeColumns(linear, free)
         if self.others.rows > free.shape[1]:
             return Primal(rows, linear.y, active, scale, damping, factor)

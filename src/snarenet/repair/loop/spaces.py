@@ -37,6 +37,7 @@ from snarenet.linalg import (
     System,
     column,
     eliminate,
+    sparse_normal,
 )
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.stopping import negligible, slack
@@ -275,9 +276,13 @@ class OutputSpace(Space):
         others = None if active is None else active[:, self.first :]
         delta = self.scale * column(damping)
         if self.sparse:
-            assert not isinstance(factor, Tensor)
             box = None if self.eliminated is None else self._box(y, active, damping)
-            return SparseDual(self.others, y, others, delta, damping, box, factor)
+            if not isinstance(factor, SparseFactor):
+                linear = self.others.linearize(y)
+                values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
+                assert pattern is not None
+                factor = sparse_normal(pattern).factor(values, delta, None if box is None else box.weights, others)
+            return SparseDual(factor, damping, box)
         assert not isinstance(factor, SparseFactor)
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
             return Primal(self.others, y, others, self.scale, damping, factor)

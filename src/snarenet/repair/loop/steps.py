@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from snarenet.linalg import SparseFactor
+
 
 class Step(NamedTuple):
     """One step as the tape keeps it.
@@ -30,15 +32,8 @@ class Step(NamedTuple):
 
     def select(self, keep: Tensor) -> Step:
         """The step of some of its samples."""
-        rest = tree_map(lambda leaf: _select(leaf, keep), self[1:])
+        rest = tree_map(lambda leaf: leaf[keep] if isinstance(leaf, Tensor | SparseFactor) else leaf, self[1:])
         return Step(keep if self.samples is None else self.samples[keep], *rest)
-
-
-def _select(leaf: Any, keep: Tensor) -> Any:
-    """Some samples of what a step keeps; a factor that cannot be taken apart is left out, to be computed again."""
-    if isinstance(leaf, Tensor):
-        return leaf[keep]
-    return leaf if isinstance(leaf, float | int) else None
 
 
 class Pulled(NamedTuple):

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.base import Instance
+from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.maps import times, transposed_times
 from snarenet.linalg import add_to_diagonal, cholesky_ex, places_of, rows_at, triangular_solve
 from snarenet.tracing import tracing
@@ -79,6 +79,8 @@ def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | No
         reach = 1 / squares.clamp(min=torch.finfo(y.dtype).tiny)
         task = Task(instance._replace(map=instance.map.detached({})), y, metric, reach)
         z, multipliers, found = search(task, tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations)))
+        away = largest(residual(task.instance.map.value(z), instance.lower, instance.upper) * reach.sqrt())
+        found = found & (away <= torch.finfo(y.dtype).eps ** 0.5 * (1 + largest(z)))  # an empty set has none
         # of the others anything finite will do: their gradient is zero times that
         z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():
