@@ -122,7 +122,11 @@ class Quadratic(Constraints):
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
-        return self._instance(y, self._factored_map(y, x) if self.factored else self._whole_map(y, x), x)
+        return self._instance(y, self.map_at(y, x), x)
+
+    def map_at(self, y: Tensor, x: Any = None) -> Map:
+        """The rows of the batch x without their bounds, in the dtype of y (B, n)."""
+        return self._factored_map(y, x) if self.factored else self._whole_map(y, x)
 
     def _linear_term(self, y: Tensor, x: Any) -> Tensor | None:
         G = None if self.G is None else recall(self, "G", x).to(y.dtype)
