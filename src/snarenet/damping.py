@@ -17,9 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from snarenet.tracing import to_onnx
+
 _POOR, _GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
 _NEAR = 0.1  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
-_QUICK = 0.1  # what is left of the damping after such a step
+_QUICK = 0.1  # what is left of the damping after such a step, but
+_SAFE = 1e-7  # not less than this: dependent rows amplify rounding by as much as the damping is small
 
 
 def _check(**values: float) -> None:
@@ -107,9 +110,9 @@ class Annealed(Damping):
     def first(self, like: Tensor, distance: Tensor | None = None) -> float | Tensor:
         if distance is None:
             return self.at(0)
-        smallest = torch.finfo(distance.dtype).tiny ** 0.25
-        jumps = (2 * distance.clamp(smallest, 1.0).log() / math.log(self.ratio)).ceil()
-        return (self.start * self.ratio**jumps).clamp(min=self.floor)
+        smallest, fall = torch.finfo(distance.dtype).tiny ** 0.25, math.log(self.ratio)
+        jumps = (distance.clamp(smallest, 1.0).log() * _exact(2 / fall, distance)).ceil()
+        return ((jumps * _exact(fall, jumps)).exp() * _exact(self.start, jumps)).clamp(min=self.floor)
 
     def following(
         self, step: int, damping: float | Tensor, gain: Tensor | None, distance: Tensor | None = None
@@ -117,9 +120,11 @@ class Annealed(Damping):
         if distance is None:
             return self.at(step + 1)
         assert gain is not None
-        ratio = torch.where(distance < _NEAR, min(_QUICK, self.ratio), self.ratio)
-        ratio = torch.where(gain > _GOOD, ratio, torch.where(gain > _POOR, self.ratio, 1.0))
-        return (damping * ratio).clamp(min=self.floor)
+        assert isinstance(damping, Tensor)
+        lower = damping * _exact(self.ratio, damping)
+        quick = (damping * _exact(min(_QUICK, self.ratio), damping)).clamp(min=_SAFE)
+        fallen = torch.where((gain > _GOOD) & (distance < _NEAR), torch.minimum(lower, quick), lower)
+        return torch.where(gain > _POOR, fallen, damping).clamp(min=self.floor)  # also where the gain is NaN
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,11 @@ class Adaptive(Damping):
         lowered = torch.where(gain > self.good, damping * self.down, damping)
         raised = damping * self.up  # also where the gain is NaN
         return torch.where(gain > self.poor, lowered, raised).clamp(self.floor, self.ceiling)
+
+
+def _exact(number: float, like: Tensor) -> float | Tensor:
+    """The number; as a tensor for ONNX, whose exporter rounds plain numbers to float32."""
+    return torch.tensor(number, dtype=like.dtype, device=like.device) if to_onnx() else number
 
 
 def as_damping(value: float | Damping) -> Damping:

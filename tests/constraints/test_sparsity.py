@@ -391,8 +391,9 @@ def _compare(sparse: sn.Constraints, dense: sn.Constraints, y: Tensor, x: Tensor
             weights = draw(*value.shape, seed=9)
             gradients = torch.autograd.grad((weights * value).sum(), [*inputs, *leaves], allow_unused=True)
             found.append([value, *gradients])
+        searched = "damping" in options and "tol" not in options  # many steps amplify rounding
         for a, b in zip(*found, strict=True):
-            assert_equal(a, b, 1e-10)
+            assert_equal(a, b, 1e-8 if searched else 1e-10)
 
 
 class TestRepair:

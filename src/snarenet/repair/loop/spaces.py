@@ -190,7 +190,11 @@ class Budget:
 
     def take(self, factor: Factor) -> Factor:
         """`factor` if it fits, else None."""
-        if factor is None or (size := factor.nbytes) > self.left:
+        if factor is None:
+            return None
+        # a traced tensor has no `nbytes`
+        size = factor.numel() * factor.element_size() if isinstance(factor, Tensor) else factor.nbytes
+        if size > self.left:
             return None
         self.left -= size
         return factor
