@@ -118,7 +118,7 @@ assert len(reasons) == 1 and "torch.compiler.disable" in next(iter(reasons)), re
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "function"])
+@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "factored", "l1 ball", "function"])
 def test_export_for_inference(kind: str) -> None:
     """Exported once, run for another batch size, saved and loaded."""
     m = model(kind, damping=sn.Annealed(0.1, 0.1), max_steps=7).eval()  # few steps, for a small graph

@@ -241,7 +241,7 @@ class TestQuadraticWithoutOneOfItsMatrices:
         assert [found.rows for found in built] == [2, 2, 2, 2]
         assert sn.Quadratic(factor=F, upper=0.1).rows == 1
 
-    def test_a_diagonal_alone_is_a_diagonal_H(self) -> None:
+    def test_a_diagonal_alone_is_a_diagonal_matrix(self) -> None:
         found = sn.Quadratic(diagonal=A[0].clone(), upper=0.1)
         first, again = found.at(y).map, found.at(y).map
         assert first.diagonal_hessian

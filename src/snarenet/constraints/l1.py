@@ -67,7 +67,7 @@ class L1Ball(Constraints):
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
         center, radius = (self._datum(name, y, x) for name in ("center", "radius"))
-        check_shape("radius", radius, (), (len(y), 1))
+        check_shape("radius", radius, (), (y.shape[0], 1))
         if center.ndim:
             check_shape("center", center, (y.shape[1],), tuple(y.shape))
         if is_function(self.center):

@@ -131,7 +131,7 @@ class Quadratic(Constraints):
     def _linear_term(self, y: Tensor, x: Any) -> Tensor | None:
         G = None if self.G is None else recall(self, "G", x).to(y.dtype)
         if G is not None:
-            check_shape("G", G, (self.rows or "m", y.shape[1]), (len(y), self.rows or "m", y.shape[1]))
+            check_shape("G", G, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
             if not isinstance(self.G, Tensor):
                 check_finite("G", G)
         return G
@@ -181,8 +181,8 @@ class Quadratic(Constraints):
         if getattr(self, name) is None:
             return None, rows
         fixed, datum = isinstance(getattr(self, name), Tensor), recall(self, name, x).to(y.dtype)
-        one_more = (rows or "m") if fixed else len(y)  # a function of x returns data per sample
-        check_shape(name, datum, tail, (one_more, *tail), (len(y), rows or "m", *tail))
+        one_more = (rows or "m") if fixed else y.shape[0]  # a function of x returns data per sample
+        check_shape(name, datum, tail, (one_more, *tail), (y.shape[0], rows or "m", *tail))
         if not fixed:
             check_finite(name, datum)
         if datum.ndim == len(tail) or (datum.ndim == len(tail) + 1 and not fixed):

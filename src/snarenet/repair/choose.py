@@ -105,7 +105,7 @@ def _sparse(parts: Sequence[Map]) -> bool:
     """Are systems on the pattern of the rows beside a box faster than dense ones?"""
     box = next((i for i, part in enumerate(parts) if isinstance(part, IdentityMap)), None)
     rows = StackedMap([part for i, part in enumerate(parts) if i != box])
-    if tracing() or all(part.constant for part in rows.parts):
+    if tracing() or (box is None and all(part.constant for part in rows.parts)):
         return False
     pattern = rows.pattern
     return pattern is not None and sparse_normal(pattern).estimate.worthwhile
