@@ -29,15 +29,19 @@ class FactoredMap(Map):
     is $2 (F_i F_i' y + D_i y)' + G_i$.
     """
 
-    def __init__(self, F: Tensor, D: Tensor, G: Tensor, seen: Seen | None = None) -> None:
-        self.F, self.D, self.G, self.seen = F, D, G, seen
+    def __init__(
+        self, F: Tensor, D: Tensor, G: Tensor, seen: Seen | None = None, pattern: Pattern | None = None
+    ) -> None:
+        self.F, self.D, self.G, self.seen, self._pattern = F, D, G, seen, pattern
         self.rows = G.shape[-2]
 
     @property
     def pattern(self) -> Pattern | None:
-        if self.seen is None or self.seen.full:
-            return None if self.seen is None else self.seen.pattern
-        return self.seen.add((self.F.detach() != 0).any(-1), self.D.detach(), self.G.detach())
+        if self._pattern is None and self.seen is not None:
+            covered = self.seen.covers(*self.G.shape[-2:])
+            F, D, G = self.F.detach(), self.D.detach(), self.G.detach()
+            self._pattern = self.seen.pattern if covered else self.seen.add((F != 0).any(-1), D, G)
+        return self._pattern
 
     def _factors(self, v: Tensor) -> Tensor:
         """F_i'v_i for every row i: (B, rows, n) to (B, rows, k)."""
@@ -85,12 +89,12 @@ class FactoredMap(Map):
         return needing_grad(self.F, self.D, self.G)
 
     def detached(self, leaves: dict[int, Tensor]) -> FactoredMap:
-        return FactoredMap(cut(self.F, leaves), cut(self.D, leaves), cut(self.G, leaves), self.seen)
+        return FactoredMap(*(cut(datum, leaves) for datum in (self.F, self.D, self.G)), self.seen, self._pattern)
 
     def select(self, index: Tensor) -> FactoredMap:
         F = self.F if self.F.ndim == 3 else self.F[index]
         D, G = (datum if datum.ndim == 2 else datum[index] for datum in (self.D, self.G))
-        return FactoredMap(F, D, G, self.seen)
+        return FactoredMap(F, D, G, self.seen, self._pattern)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         r"""With $v_i = \sum_j a_{ij} t_j + q_i y$ and $u_i = v_i - q_i y / 2$ it is the gradient of $2 y'S_i u_i$ in S.

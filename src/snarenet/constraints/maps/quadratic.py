@@ -28,16 +28,21 @@ class QuadraticMap(Map):
     makes it one per sample. The Jacobian is $2 y'H_i + G_i$, so a pair (a, t) pulls back to $\sum_i 2 a_i H_i t$.
     """
 
-    def __init__(self, H: Tensor, G: Tensor, diagonal: bool, seen: Seen | None = None) -> None:
-        self.H, self.G, self.diagonal, self.seen = H, G, diagonal, seen
+    def __init__(
+        self, H: Tensor, G: Tensor, diagonal: bool, seen: Seen | None = None, pattern: Pattern | None = None
+    ) -> None:
+        self.H, self.G, self.diagonal, self.seen, self._pattern = H, G, diagonal, seen, pattern
         self.rows, self.diagonal_hessian = G.shape[-2], diagonal
 
     @property
     def pattern(self) -> Pattern | None:
-        if self.seen is None or self.seen.full:  # nothing to find: a look at whole matrices costs as much as a step
-            return None if self.seen is None else self.seen.pattern
-        H = self.H.detach()
-        return self.seen.add(H if self.diagonal else (H != 0).any(-1), self.G.detach())
+        if self._pattern is None and self.seen is not None:
+            H, G = self.H.detach(), self.G.detach()
+            if self.seen.covers(*G.shape[-2:]):  # a look at whole matrices costs as much as a step
+                self._pattern = self.seen.pattern
+            else:
+                self._pattern = self.seen.add(H if self.diagonal else (H != 0).any(-1), G)
+        return self._pattern
 
     def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
         if not self.diagonal:
@@ -91,13 +96,13 @@ class QuadraticMap(Map):
         return needing_grad(self.H, self.G)
 
     def detached(self, leaves: dict[int, Tensor]) -> QuadraticMap:
-        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal, self.seen)
+        return QuadraticMap(cut(self.H, leaves), cut(self.G, leaves), self.diagonal, self.seen, self._pattern)
 
     def select(self, index: Tensor) -> QuadraticMap:
         shared = 2 if self.diagonal else 3
         H = self.H if self.H.ndim == shared else self.H[index]
         G = self.G if self.G.ndim == 2 else self.G[index]
-        return QuadraticMap(H, G, self.diagonal, self.seen)
+        return QuadraticMap(H, G, self.diagonal, self.seen, self._pattern)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         if not self.diagonal:
