@@ -360,3 +360,21 @@ def test_residuals_can_be_differentiated_in_the_bounds() -> None:
     y, x = torch.tensor([[0.0], [2.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
     sn.Linear([[1.0]], equals=lambda x: x).residual(y, x).sum().backward()
     assert x.grad.tolist() == [[-1.0], [-1.0]]
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        sn.Linear(A.float(), upper=0.1),
+        sn.Quadratic(draw(2, 3, 3, seed=1), upper=0.1),
+        sn.Quadratic(factor=draw(3, 2, seed=1), diagonal=draw(3, seed=2).abs(), upper=0.1),
+    ],
+    ids=["cast", "symmetric", "factored"],
+)
+def test_what_is_kept_in_inference_mode_serves_training(constraints: sn.Constraints) -> None:
+    with torch.inference_mode():
+        expected = sn.repair(constraints, y.clone()).value
+    leaf = y.clone().requires_grad_()
+    found = sn.repair(constraints, leaf).value
+    found.sum().backward()
+    assert torch.equal(found, expected)

@@ -156,11 +156,12 @@ class Quadratic(Constraints):
         return self.memo.get(("H", H.dtype), (H,), lambda: (H + H.mT) / 2)
 
     def _factored_map(self, y: Tensor, x: Any) -> Map:
-        given = [datum for datum in (self.factor, self.diagonal, self.G) if datum is not None]
-        shared = {"factor": 3, "diagonal": 2, "G": 2}
-        if all(_shared(getattr(self, name), most) for name, most in shared.items()):
-            return self.memo.get(("map", y.dtype), tuple(given), lambda: self._build_factored(y, x))
-        return self._build_factored(y, x)
+        """The rows by F and D; made once where all samples share them, as what is packed is known by its tensors."""
+        data = (self.factor, 3), (self.diagonal, 2), (self.G, 2)
+        if not all(_shared(datum, most) for datum, most in data):
+            return self._build_factored(y, x)
+        sources = tuple(datum for datum, _ in data if isinstance(datum, Tensor))
+        return self.memo.get(("map", y.dtype), sources, lambda: self._build_factored(y, x))
 
     def _build_factored(self, y: Tensor, x: Any) -> Map:
         n, G = y.shape[1], self._linear_term(y, x)

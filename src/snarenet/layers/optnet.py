@@ -205,8 +205,8 @@ def _check(part: Constraints) -> None:
 def _shared(name: str, part: Constraints) -> list[tuple[int | None, ...]]:
     """The shapes of a matrix that all samples share."""
     m, n = part.rows, part.size
-    if name == "factor":
-        k = part.factor.shape[-1]  # pyright: ignore
+    if name == "factor" and isinstance(part, Quadratic) and isinstance(part.factor, Tensor):
+        k = part.factor.shape[-1]
         return [(n, k), (m, n, k)]
     return [(m, n), *([(m, n, n)] if name == "H" else []), *([(n,)] if name == "diagonal" else [])]
 

@@ -89,7 +89,8 @@ class FactoredMap(Map):
         return needing_grad(self.F, self.D, self.G)
 
     def detached(self, leaves: dict[int, Tensor]) -> FactoredMap:
-        return FactoredMap(*(cut(datum, leaves) for datum in (self.F, self.D, self.G)), self.seen, self._pattern)
+        F, D, G = (cut(datum, leaves) for datum in (self.F, self.D, self.G))
+        return FactoredMap(F, D, G, self.seen, self._pattern)
 
     def select(self, index: Tensor) -> FactoredMap:
         F = self.F if self.F.ndim == 3 else self.F[index]
