@@ -18,6 +18,8 @@ SETS = {
     "constant": lambda: sn.Linear(A.clone(), upper=0.5) & sn.Linear(C.clone(), equals=lambda x: x),
     "box": lambda: sn.Box(-1.0, 1.0) & sn.Linear(C, equals=lambda x: 0.1 * x),
     "quadratic": lambda: sn.Quadratic(0.1 * A, A, upper=0.5) & sn.Linear(C.clone(), equals=lambda x: x),
+    "factored": lambda: sn.Quadratic(factor=0.3 * C.T, diagonal=A[:1] ** 2, upper=0.5) & sn.Box(-1.0, 1.0),
+    "l1 ball": lambda: sn.L1Ball(0.1, lambda x: 0.5 + x[:, :1].abs()) & sn.Linear(C.clone(), equals=0.1),
     "function": lambda: sn.Nonlinear(lambda y, x: y.sin() @ A.T + x[:, :1], rows=3, lower=-0.5, upper=0.5),
     "many rows": lambda: sn.Nonlinear(lambda y, x: torch.cat([y**2, y**3], 1) + x[:, :1], rows=12, upper=2.0),
 }
@@ -116,7 +118,7 @@ assert len(reasons) == 1 and "torch.compiler.disable" in next(iter(reasons)), re
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "function"])
+@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "factored", "l1 ball", "function"])
 def test_export_for_inference(kind: str) -> None:
     """Exported once, run for another batch size, saved and loaded."""
     m = model(kind, damping=sn.Annealed(0.1, 0.1), max_steps=7).eval()  # few steps, for a small graph

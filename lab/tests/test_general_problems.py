@@ -88,14 +88,15 @@ def test_ipopt_finds_a_cheaper_point_than_the_repair() -> None:
 def test_the_forms_of_a_portfolio_are_one_set() -> None:
     problems = {form: portfolio(20, form) for form in FORMS}
     y, x = problems["matrix"].start(5, offset=3.0)
-    violations = [problems[form].constraints.violation(y, x) for form in ("matrix", "function")]
-    torch.testing.assert_close(*violations)
+    matrix, *others = (problems[form].constraints.violation(y, x) for form in ("matrix", "factored", "function"))
+    for violation in others:
+        torch.testing.assert_close(violation, matrix)
     for problem in problems.values():
         y, x = problem.start(5, offset=3.0)
         solution = sn.repair(problem.constraints, y, x)
         assert solution.converged.all(), solution.describe()
         assert problems["matrix"].constraints.violation(solution.value[:, :20], x).max() < 1e-7
-    with pytest.raises(ValueError, match="one of matrix, function, lifted"):
+    with pytest.raises(ValueError, match="one of factored, matrix, function, lifted"):
         portfolio(20, "round")
 
 

@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from snarenet import layers, problems, reference
-from snarenet.constraints import Box, Constraints, Linear, Nonlinear, Quadratic, SparsityWarning, Stack
+from snarenet.constraints import Box, Constraints, L1Ball, Linear, Nonlinear, Quadratic, SparsityWarning, Stack
 from snarenet.damping import Adaptive, Annealed, Constant, Damping
 from snarenet.layers import Layer, SnareLayer
 from snarenet.linalg import ConjugateGradients
@@ -33,6 +33,7 @@ __all__ = [
     "Constraints",
     "Damping",
     "Explanation",
+    "L1Ball",
     "Layer",
     "Linear",
     "Nonlinear",

@@ -35,7 +35,12 @@ class Memo:
                 self._entries[key] = entry._replace(versions=versions)  # data-parallel training rewrites equal buffers
                 return entry.value
         contents = tuple(source.detach().clone() for source in sources)
-        self._entries[key] = _Entry(sources, versions, contents, value := build())
+        if torch.is_inference_mode_enabled():  # tensors made there could not be differentiated with later
+            with torch.inference_mode(False), torch.no_grad():
+                value = build()
+        else:
+            value = build()
+        self._entries[key] = _Entry(sources, versions, contents, value)
         return value
 
     def clear(self) -> None:

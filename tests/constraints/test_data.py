@@ -38,6 +38,24 @@ y = draw(4, 3, seed=1)
         (lambda: sn.Quadratic(draw(3, 4, 5), A, upper=1.0), ValueError, "`H` must have shape"),
         (lambda: sn.Quadratic(A * math.nan, A, upper=1.0), ValueError, "`H` must be finite"),
         (lambda: sn.Quadratic(A, A * math.nan, upper=1.0), ValueError, "`G` must be finite"),
+        (lambda: sn.Quadratic(A, factor=A.T, upper=1.0), ValueError, "either `H`, or a `factor` and `diagonal`"),
+        (lambda: sn.Quadratic(factor=A[0], upper=1.0), ValueError, r"`factor` must have shape \(n, k\) or \(m, n, k\)"),
+        (
+            lambda: sn.Quadratic(factor=A.T, diagonal=A[0, :2], upper=1.0),
+            ValueError,
+            r"`diagonal` .* \(3\) or \(m, 3\)",
+        ),
+        (
+            lambda: sn.Quadratic(factor=draw(2, 3, 1), diagonal=draw(4, 3), upper=1.0),
+            ValueError,
+            r"`diagonal` .* \(2, 3\)",
+        ),
+        (lambda: sn.Quadratic(factor=draw(2, 3, 1), upper=draw(4)), ValueError, r"`factor` .* \(4, n, k\)"),
+        (lambda: sn.Quadratic(factor=A.T / 0, upper=1.0), ValueError, "`factor` must be finite"),
+        (lambda: sn.L1Ball(A[0], -1.0), ValueError, "`radius` must be at least 0, but its least entry is -1"),
+        (lambda: sn.L1Ball(A[0], math.inf), ValueError, "`radius` must be finite"),
+        (lambda: sn.L1Ball(A[0], [1.0, 2.0]), ValueError, r"`radius` must have shape \(\) or \(B, 1\)"),
+        (lambda: sn.L1Ball(draw(2, 2, 2), 1.0), ValueError, r"`center` must have shape \(\) or \(n\) or \(B, n\)"),
         (lambda: sn.Nonlinear(3, rows=1, upper=1.0), TypeError, "`fn` must be a function"),
         (lambda: sn.Nonlinear(lambda y, x: y, rows=1.5, upper=1.0), ValueError, "`rows` must be a whole number"),
         (lambda: sn.Nonlinear(lambda y, x: y, rows=2, upper=draw(3)), ValueError, "expected bounds with 2"),
@@ -103,6 +121,25 @@ def subclass_without_rows() -> sn.Constraints:
         (sn.Quadratic(draw(5, 2, 3), A, upper=1.0), y, None, ValueError, "`H` must have shape"),
         (sn.Quadratic(lambda x: draw(2, 3, 3), A, upper=1.0), y, draw(4, 1), ValueError, "`H` must have shape"),
         (sn.Quadratic(lambda x: draw(4, 2, 3) / 0, A, upper=1.0), y, draw(4, 1), ValueError, "`H` must be finite"),
+        (
+            sn.Quadratic(factor=lambda x: draw(2, 3, 1), upper=1.0),
+            y,
+            draw(4, 1),
+            ValueError,
+            r"`factor` .* \(4, 3, k\)",
+        ),
+        (
+            sn.Quadratic(diagonal=lambda x: draw(4, 3) / 0, upper=1.0),
+            y,
+            draw(4, 1),
+            ValueError,
+            "`diagonal` must be fin",
+        ),
+        (sn.Quadratic(factor=draw(5, 1, 3, 2), upper=1.0), y, None, ValueError, r"`factor` .* \(4, 1, 3, k\)"),
+        (sn.L1Ball(lambda x: x[0], 1.0), y, draw(4, 3), ValueError, r"`center\(x\)` must return \(B, n\) or a number"),
+        (sn.L1Ball(0.0, lambda x: x[:, 0]), y, draw(4, 3), ValueError, r"`radius\(x\)` must return \(B, 1\)"),
+        (sn.L1Ball(0.0, lambda x: -x), y, draw(4, 1).abs(), ValueError, "`radius` must be at least 0"),
+        (sn.L1Ball(draw(5, 3), 1.0), y, None, ValueError, r"`center` must have shape \(3\) or \(4, 3\)"),
         (
             sn.Nonlinear(lambda y, x: y, rows=2, upper=1.0),
             y,
@@ -187,6 +224,32 @@ class TestQuadraticWithoutOneOfItsMatrices:
 
     def test_no_quadratic_term(self) -> None:
         assert torch.equal(sn.Quadratic(G=A, upper=0.1).value(y), sn.Linear(A, upper=0.1).value(y))
+
+    def test_forms_of_factor_and_diagonal(self) -> None:
+        """What holds for all rows, or for all samples, may be written once."""
+        F, D, G = draw(3, 2, seed=1), draw(3, seed=2), draw(2, 3, seed=3)
+        spelled = sn.Quadratic((F @ F.T + D.diag()).expand(2, 3, 3), G, upper=0.1)
+        built = [
+            sn.Quadratic(G=G, factor=F, diagonal=D, upper=0.1),
+            sn.Quadratic(G=G, factor=F.expand(2, 3, 2), diagonal=D.expand(4, 2, 3), upper=0.1),
+            sn.Quadratic(G=G, factor=lambda x: F.expand(4, 3, 2), diagonal=lambda x: D.expand(4, 3), upper=0.1),
+            sn.Quadratic(G=lambda x: G, factor=F.expand(4, 2, 3, 2), diagonal=lambda x: D, upper=0.1),
+        ]
+        for found in built:
+            torch.testing.assert_close(found.value(y, y), spelled.value(y))
+            torch.testing.assert_close(sn.repair(found, y, y).value, sn.repair(spelled, y).value, rtol=0, atol=1e-9)
+        assert [found.rows for found in built] == [2, 2, 2, 2]
+        assert sn.Quadratic(factor=F, upper=0.1).rows == 1
+
+    def test_a_diagonal_alone_is_a_diagonal_matrix(self) -> None:
+        found = sn.Quadratic(diagonal=A[0].clone(), upper=0.1)
+        first, again = found.at(y).map, found.at(y).map
+        assert first.diagonal_hessian
+        assert first is again  # so that kernels know what they have packed
+        assert torch.equal(sn.repair(found, y).value, sn.repair(sn.Quadratic(A[:1], upper=0.1), y).value)
+        with torch.no_grad():
+            found.diagonal.mul_(2)
+        assert torch.equal(found.value(y), sn.Quadratic(2 * A[:1], upper=0.1).value(y))
 
     def test_neither(self) -> None:
         with pytest.raises(ValueError, match="at least one of `H` and `G`"):
@@ -297,3 +360,21 @@ def test_residuals_can_be_differentiated_in_the_bounds() -> None:
     y, x = torch.tensor([[0.0], [2.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
     sn.Linear([[1.0]], equals=lambda x: x).residual(y, x).sum().backward()
     assert x.grad.tolist() == [[-1.0], [-1.0]]
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        sn.Linear(A.float(), upper=0.1),
+        sn.Quadratic(draw(2, 3, 3, seed=1), upper=0.1),
+        sn.Quadratic(factor=draw(3, 2, seed=1), diagonal=draw(3, seed=2).abs(), upper=0.1),
+    ],
+    ids=["cast", "symmetric", "factored"],
+)
+def test_what_is_kept_in_inference_mode_serves_training(constraints: sn.Constraints) -> None:
+    with torch.inference_mode():
+        expected = sn.repair(constraints, y.clone()).value
+    leaf = y.clone().requires_grad_()
+    found = sn.repair(constraints, leaf).value
+    found.sum().backward()
+    assert torch.equal(found, expected)

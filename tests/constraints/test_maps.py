@@ -102,3 +102,26 @@ def test_diagonal_hessians() -> None:
     assert not whole.diagonal_hessian
     with pytest.raises(ValueError, match="Hessians of this `QuadraticMap` are not constant diagonals"):
         whole.hessian_diagonal(w[:, :2])
+
+
+def test_a_factored_row_forms_no_matrix() -> None:
+    """Nothing that a repair of 20 samples and its gradients make has n by n entries for each of them."""
+    n, batch = 400, 20
+    F, D = draw(n, 3, seed=1).requires_grad_(), draw(n, seed=2).abs().requires_grad_()
+    risk = sn.Quadratic(factor=lambda x: F * (1 + x).unsqueeze(2), diagonal=D, upper=1.0)
+    constraints = risk & sn.Linear(torch.ones(1, n), equals=1.0) & sn.Box(0.0, 1.0)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(result):
+                largest = max(largest, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+            return result
+
+    with Watch():
+        y = sn.repair(constraints, draw(batch, n, seed=3), draw(batch, 1, seed=4)).value
+        y.square().sum().backward()
+    assert F.grad is not None
+    assert largest < batch * n * 10 < batch * n * n

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -209,6 +211,179 @@ class TestQuadraticLearned(ConstraintsSuite):
             upper=0.3,
             tensors=[H, G],
         )
+
+
+class TestQuadraticFactored(ConstraintsSuite):
+    """Low rank plus a diagonal, the same for all samples, two rows; beside a box, which is eliminated."""
+
+    def case(self) -> Case:
+        F, D, G = draw(2, 5, 2, seed=1, scale=0.4), draw(2, 5, seed=2, scale=0.2), draw(2, 5, seed=3)
+        H = torch.einsum("mik,mjk->mij", F, F) + torch.diag_embed(D)
+        return Case(
+            sn.Quadratic(G=G, factor=F, diagonal=D, upper=0.3) & sn.Box(-1.0, 1.0),
+            draw(BATCH, 5, seed=4, scale=1.5),
+            formula=lambda y, x: torch.cat([torch.einsum("bi,mij,bj->bm", y, H, y) + y @ G.T, y], 1),
+            lower=lambda x: torch.tensor([-torch.inf] * 2 + [-1.0] * 5, dtype=torch.float64),
+            upper=lambda x: torch.tensor([0.3] * 2 + [1.0] * 5, dtype=torch.float64),
+        )
+
+
+class TestQuadraticFactoredOfX(ConstraintsSuite):
+    """A limit on risk whose loadings and variances depend on x, in one row, beside a budget."""
+
+    def case(self) -> Case:
+        F, ones = draw(5, 2, seed=1), torch.ones(1, 5, dtype=torch.float64)
+        loadings = lambda x: F * (1 + 0.3 * x[:, :2]).unsqueeze(1)  # noqa: E731
+        variances = lambda x: 0.2 + 0.1 * x[:, 2:].square()  # noqa: E731
+
+        def risk(y: Tensor, x: Tensor) -> Tensor:
+            factors = torch.einsum("bn,bnk->bk", y, loadings(x))
+            return (factors.square().sum(1) + (variances(x) * y.square()).sum(1)).unsqueeze(1)
+
+        return Case(
+            sn.Quadratic(factor=loadings, diagonal=variances, upper=0.4) & sn.Linear(ones, equals=0.5),
+            draw(BATCH, 5, seed=2),
+            draw(BATCH, 7, seed=3),
+            formula=lambda y, x: torch.cat([risk(y, x), y @ ones.T], 1),
+            lower=lambda x: torch.tensor([-torch.inf, 0.5], dtype=torch.float64),
+            upper=lambda x: torch.tensor([0.4, 0.5], dtype=torch.float64),
+        )
+
+
+class TestQuadraticFactoredPerSample(ConstraintsSuite):
+    """A factor alone, one per sample and row, with a linear term."""
+
+    def case(self) -> Case:
+        F, G = draw(BATCH, 2, 4, 3, seed=1, scale=0.4), draw(BATCH, 2, 4, seed=2)
+        return Case(
+            sn.Quadratic(G=G, factor=F, upper=0.2),
+            draw(BATCH, 4, seed=3, scale=1.5),
+            formula=lambda y, x: torch.einsum("bn,bmnk->bmk", y, F).square().sum(2) + torch.einsum("bmn,bn->bm", G, y),
+            upper=0.2,
+            batched=True,
+        )
+
+
+class TestQuadraticFactoredLearned(ConstraintsSuite):
+    """One factor and one diagonal for both rows; everything is trained."""
+
+    def case(self) -> Case:
+        F, D = nn.Parameter(draw(4, 2, seed=1, scale=0.4)), nn.Parameter(draw(4, seed=2, scale=0.2))
+        G = nn.Parameter(draw(2, 4, seed=3))
+        return Case(
+            sn.Quadratic(G=G, factor=F, diagonal=D, equals=0.3),
+            draw(BATCH, 4, seed=4),
+            formula=lambda y, x: ((y @ F).square().sum(1) + y.square() @ D).unsqueeze(1) + y @ G.T,
+            lower=0.3,
+            upper=0.3,
+            tensors=[F, D, G],
+        )
+
+
+class TestQuadraticDiagonalAlone(ConstraintsSuite):
+    def case(self) -> Case:
+        D = nn.Parameter(draw(4, seed=1).abs())
+        return Case(
+            sn.Quadratic(diagonal=D, lower=0.3, upper=lambda x: x),
+            draw(BATCH, 4, seed=2, scale=2),
+            draw(BATCH, 1, seed=3).abs() + 0.5,
+            formula=lambda y, x: (y.square() @ D).unsqueeze(1),
+            lower=0.3,
+            upper=lambda x: x,
+            tensors=[D],
+        )
+
+
+class TestQuadraticWholeLearned(ConstraintsSuite):
+    """A matrix that is not symmetric, and is trained."""
+
+    def case(self) -> Case:
+        H, G = nn.Parameter(draw(2, 4, 4, seed=1, scale=0.3)), nn.Parameter(draw(2, 4, seed=2))
+        return Case(
+            sn.Quadratic(H, G, upper=0.3),
+            draw(BATCH, 4, seed=3),
+            formula=lambda y, x: torch.einsum("bi,mij,bj->bm", y, H, y) + y @ G.T,
+            upper=0.3,
+            tensors=[H, G],
+        )
+
+
+class TestQuadraticWholeOfX(ConstraintsSuite):
+    def case(self) -> Case:
+        H = draw(1, 4, 4, seed=1, scale=0.5)
+        return Case(
+            sn.Quadratic(lambda x: H * (1 + x[:, :, None, None]), lower=0.1, upper=0.2),
+            draw(BATCH, 4, seed=2, scale=1.5),
+            draw(BATCH, 1, seed=3, scale=0.3),
+            formula=lambda y, x: (1 + x) * torch.einsum("bi,ij,bj->b", y, H[0], y).unsqueeze(1),
+            lower=0.1,
+            upper=0.2,
+        )
+
+
+def l1_row(y: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
+    """The row of an `L1Ball`, its projection found as the root of a falling function by bisection and Newton."""
+    d = y - center
+    low, high = torch.zeros_like(d[:, :1]), d.abs().amax(1, keepdim=True)
+    with torch.no_grad():
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = torch.relu(d.abs() - middle).sum(1, keepdim=True) > radius
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    far = (d.abs() > low).to(d)
+    level = ((far * d.abs()).sum(1, keepdim=True) - radius) / far.sum(1, keepdim=True).clamp(min=1)
+    moved = torch.minimum(torch.maximum(d, -level), level)
+    return math.sqrt(y.shape[1]) * moved.norm(dim=1, keepdim=True)
+
+
+class TestL1Ball(ConstraintsSuite):
+    """One of a center and a radius that are trained."""
+
+    def case(self) -> Case:
+        center, radius = nn.Parameter(draw(5, seed=1)), nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        return Case(
+            sn.L1Ball(center, radius),
+            draw(BATCH, 5, seed=2, scale=2),
+            formula=lambda y, x: l1_row(y, center, radius),
+            upper=0.0,
+            tensors=[center, radius],
+        )
+
+    steps = 4  # beyond them the textbook's bisection has no digits left
+
+
+class TestL1BallOfX(ConstraintsSuite):
+    """The turnover of a portfolio: at most `limit` away from the weights that are held, with sum 1 and no debt."""
+
+    def case(self) -> Case:
+        ones = torch.ones(1, 5, dtype=torch.float64)
+        x = {"held": torch.softmax(draw(BATCH, 5, seed=1), 1), "limit": 0.2 + 0.1 * draw(BATCH, 1, seed=2).abs()}
+        return Case(
+            sn.L1Ball(lambda x: x["held"], lambda x: x["limit"]) & sn.Linear(ones, equals=1.0) & sn.Box(0.0, None),
+            torch.softmax(3 * draw(BATCH, 5, seed=3), 1) + 0.1 * draw(BATCH, 5, seed=4),
+            x,
+            formula=lambda y, x: torch.cat([l1_row(y, x["held"], x["limit"]), y @ ones.T, y], 1),
+            lower=lambda x: torch.tensor([-torch.inf, 1.0] + 5 * [0.0], dtype=torch.float64),
+            upper=lambda x: torch.tensor([0.0, 1.0] + 5 * [torch.inf], dtype=torch.float64),
+        )
+
+    steps = 3
+
+
+class TestL1BallPerSample(ConstraintsSuite):
+    """Beside a curved row, with data per sample; one of the balls is a point."""
+
+    def case(self) -> Case:
+        center, radius = 0.3 * draw(BATCH, 4, seed=1), torch.tensor([[0.5], [0.1], [1.0], [0.0], [0.3]]).double()
+        return Case(
+            sn.L1Ball(center, radius) & sn.Quadratic(torch.ones(1, 4), upper=2.0),
+            draw(BATCH, 4, seed=2, scale=3),
+            formula=lambda y, x: torch.cat([l1_row(y, center, radius), y.square().sum(1, keepdim=True)], 1),
+            upper=lambda x: torch.tensor([0.0, 2.0], dtype=torch.float64),
+            batched=True,
+        )
+
+    steps = 3
 
 
 class TestNonlinearTrigonometric(ConstraintsSuite):

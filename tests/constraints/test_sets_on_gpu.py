@@ -16,12 +16,15 @@ SUITES = [
 MOVABLE = [suite for suite in SUITES if suite.__name__ in {
     "TestLinearConstant", "TestLinearPerSample", "TestLinearOfX", "TestLinearLearned", "TestMoreRowsThanVariables",
     "TestBox", "TestBoxWithCoupling", "TestQuadraticDiagonal", "TestQuadraticWhole", "TestQuadraticWholePerSample",
-    "TestQuadraticLearned", "TestNonlinearModule", "TestSubclass",
+    "TestQuadraticLearned", "TestQuadraticFactored", "TestQuadraticFactoredPerSample", "TestQuadraticFactoredLearned",
+    "TestQuadraticDiagonalAlone", "TestQuadraticWholeLearned", "TestL1Ball", "TestL1BallOfX", "TestL1BallPerSample",
+    "TestNonlinearModule", "TestSubclass",
 }]  # fmt: skip
 
 
 CAPTURING = {
-    "TestLinearTwoSided", "TestManyNonlinearRows", "TestQuadraticOfX", "TestNonlinearTrigonometric",
+    "TestLinearTwoSided", "TestManyNonlinearRows", "TestQuadraticOfX", "TestQuadraticFactoredOfX",
+    "TestQuadraticWholeOfX", "TestNonlinearTrigonometric",
     "TestNonlinearClosure", "TestNonlinearWithJacobian", "TestNonlinearWithJacobianAndClosure",
 }  # fmt: skip
 

@@ -58,6 +58,17 @@ class TestProjection:
         assert (solution.steps == 1).all()
         torch.testing.assert_close(solution.value, oracle(H), rtol=0, atol=2e-5)
 
+    def test_low_rank_plus_a_diagonal(self) -> None:
+        factor, diagonal = draw(2, N, 2, seed=8), DIAGONALS[0]
+        bounded = {"G": G, "upper": lambda x: 1 + x.expand(-1, 2)}
+        whole = sn.Quadratic(factor @ factor.mT + diagonal.diag(), **bounded)
+        for given, same in (
+            (sn.Quadratic(factor=factor, diagonal=diagonal, **bounded), whole),
+            (sn.Quadratic(diagonal=diagonal, **bounded), sn.Quadratic(diagonal.expand(2, N), **bounded)),
+        ):
+            expected = OptNetLayer(same)(Y, X)
+            torch.testing.assert_close(OptNetLayer(given)(Y, X), expected, rtol=0, atol=2e-5)
+
     def test_closed_forms(self) -> None:
         disk = OptNetLayer(sn.Quadratic(torch.ones(1, N), torch.zeros(1, N), upper=1.0))
         expected = Y / Y.norm(dim=1, keepdim=True).clamp(min=1)
@@ -152,6 +163,8 @@ class TestLayer:
             (lambda: sn.Quadratic(DIAGONALS, G, equals=1.0), "upper bounds only, but got `lower` or `equals`"),
             (lambda: sn.Quadratic(DIAGONALS, nn.Parameter(G.clone()), upper=1.0), "constant matrices, but `G`"),
             (lambda: sn.Quadratic(lambda x: x, G, upper=1.0), "constant matrices, but `H` is"),
+            (lambda: sn.Quadratic(factor=lambda x: x, upper=1.0), "constant matrices, but `factor` is"),
+            (lambda: sn.Quadratic(diagonal=-DIAGONALS, upper=1.0), "needs H >= 0"),
             (lambda: sn.Linear(A.expand(3, 2, N), upper=1.0) & sn.Box(0, 1), "constant matrices, but `A` is"),
         ],
     )

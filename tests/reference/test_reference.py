@@ -112,6 +112,15 @@ def test_whole_matrices(engine: str, sign: int) -> None:
     torch.testing.assert_close(result.value[0], -inverse / (p @ inverse).sqrt(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", CONVEX)
+def test_low_rank_plus_a_diagonal(engine: str) -> None:
+    F, D, p = draw(4, 2), draw(4, seed=1).abs() + 0.5, draw(4, seed=2)
+    result = here(Simple(sn.Quadratic(factor=F, diagonal=D, upper=1.0), p, draw(2, 3), square=0.0), draw(2, 3), engine)
+    inverse = torch.linalg.solve(F @ F.T + D.diag(), p)
+    assert result.ok.all()
+    torch.testing.assert_close(result.value[0], -inverse / (p @ inverse).sqrt(), rtol=0, atol=1e-6)
+
+
 def test_functions_of_the_user_go_through_slsqp() -> None:
     problem = Ring()
     x = problem.inputs

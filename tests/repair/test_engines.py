@@ -483,3 +483,26 @@ def test_an_empty_set_stalls() -> None:
     value, status, _ = differentiable(engine, Batch(y, lower, upper, torch.ones(BATCH, dtype=torch.bool)))
     assert (status == STALLED).all()
     assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse", "of x"])
+def test_rows_of_two_entries_beside_a_box_are_solved_on_their_pattern(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Differences y[i+1] - y[i], constant or not: as a dense system they take twenty times as long."""
+    n = 200
+    A = torch.diff(torch.eye(n, dtype=torch.float64), dim=0)
+    forms = {"dense": A, "sparse": A.to_sparse(), "of x": lambda x: A * (1 + x).unsqueeze(2)}
+    constraints = sn.Linear(forms[form], -0.1, 0.1) & sn.Box(-1.0, 1.0)
+    y, x = draw(3, n, seed=1).requires_grad_(), draw(3, 1, seed=2, scale=0.1)
+    engine = choose(Options(), constraints.memo, constraints.at(y, x), y).engine
+    assert isinstance(engine, Loop)
+    assert isinstance(engine.space, OutputSpace)
+    assert engine.space.sparse
+    results = []
+    for _ in range(2):
+        value = sn.repair(constraints, y, x).value
+        results.append((value, torch.autograd.grad((value * draw(3, n, seed=3)).sum(), y)[0]))
+        monkeypatch.setattr(Estimate, "worthwhile", False)
+    for actual, expected in zip(*results, strict=True):
+        assert_equal(actual, expected, 1e-9)

@@ -1,6 +1,7 @@
 """Constraint sets: what must hold."""
 
 from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.l1 import L1Ball
 from snarenet.constraints.linear import Box, Linear
 from snarenet.constraints.nonlinear import Nonlinear
 from snarenet.constraints.quadratic import Quadratic
@@ -11,6 +12,7 @@ __all__ = [
     "Box",
     "Constraints",
     "Instance",
+    "L1Ball",
     "Linear",
     "Nonlinear",
     "Pattern",

@@ -198,6 +198,10 @@ class Seen:
     def __init__(self) -> None:
         self.pattern: Pattern | None = None
 
+    def covers(self, rows: int, columns: int) -> bool:
+        """Has every entry of matrices of this shape been seen already?"""
+        return self.pattern is not None and self.pattern.shape == (rows, columns) and self.pattern.density == 1
+
     def add(self, *matrices: Tensor) -> Pattern | None:
         """The pattern, with what is nonzero in these (m, n) or (B, m, n); in a traced graph as it is."""
         if tracing() or transformed():

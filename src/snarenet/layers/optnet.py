@@ -20,6 +20,7 @@ from torch import Tensor
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.linear import Box, Linear
+from snarenet.constraints.maps import FactoredMap, QuadraticMap
 from snarenet.constraints.quadratic import Quadratic
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Options
@@ -163,7 +164,7 @@ def _curvature(constraints: Constraints, size: int) -> tuple[Array, dict[int, Ar
         block = np.zeros((size if isinstance(part, Box) else part.known_rows(), size))
         if isinstance(part, Quadratic):
             _check(part)  # again: the matrices may have changed since
-            H = _array(part.H)  # pyright: ignore
+            H = _array(_hessian(part))
             if H.ndim == 2:
                 block = H.clip(min=0)
             else:
@@ -184,8 +185,11 @@ def _check(part: Constraints) -> None:
         return
     if not isinstance(part, (Linear, Quadratic)):
         raise ValueError(f"OptNet repairs linear and convex quadratic constraints only, but got {type(part).__name__}")
-    for name in ("A",) if isinstance(part, Linear) else ("G", "H"):
+    names = ("A",) if isinstance(part, Linear) else ("G", "H", "factor", "diagonal")
+    for name in names:
         matrix = getattr(part, name)
+        if matrix is None and name != "A":
+            continue
         if not isinstance(matrix, Tensor) or matrix.requires_grad or tuple(matrix.shape) not in _shared(name, part):
             raise ValueError(f"OptNet needs constant matrices, but `{name}` is learned, per sample or a function of x")
     if isinstance(part, Quadratic):
@@ -200,13 +204,30 @@ def _check(part: Constraints) -> None:
 
 def _shared(name: str, part: Constraints) -> list[tuple[int | None, ...]]:
     """The shapes of a matrix that all samples share."""
-    return [(part.rows, part.size), *([(part.rows, part.size, part.size)] if name == "H" else [])]
+    m, n = part.rows, part.size
+    if name == "factor" and isinstance(part, Quadratic) and isinstance(part.factor, Tensor):
+        k = part.factor.shape[-1]
+        return [(n, k), (m, n, k)]
+    return [(m, n), *([(m, n, n)] if name == "H" else []), *([(n,)] if name == "diagonal" else [])]
 
 
 def _eigenvalues(part: Quadratic) -> Tensor:
     """(rows, n) those of every H."""
-    assert isinstance(part.H, Tensor)
-    return part.H if part.H.ndim == 2 else torch.linalg.eigvalsh((part.H + part.H.mT) / 2)
+    H = _hessian(part)
+    return H if H.ndim == 2 else torch.linalg.eigvalsh((H + H.mT) / 2)
+
+
+def _hessian(part: Quadratic) -> Tensor:
+    """(rows, n) or (rows, n, n): H, written out if it was given by a factor, of a set with constant matrices."""
+    if not part.factored:
+        assert isinstance(part.H, Tensor)
+        return part.H
+    like = part.diagonal if part.factor is None else part.factor
+    assert isinstance(like, Tensor)
+    map = part.map_at(like.new_zeros(1, part.size or 0))
+    map = map.whole() if isinstance(map, FactoredMap) else map
+    assert isinstance(map, QuadraticMap)
+    return map.H
 
 
 def _need(module: str) -> Any:

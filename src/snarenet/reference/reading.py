@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
+from snarenet.constraints.maps import FactoredMap, IdentityMap, LinearMap, Map, QuadraticMap
 from snarenet.problems.base import Problem
 from snarenet.problems.separable import Separable
 from snarenet.reference.program import Array, Program, QuadraticRows, Structured, digest
@@ -32,6 +32,7 @@ def _read_rows(part: Map, size: int) -> QuadraticRows | None:
         return QuadraticRows(np.eye(size))
     if isinstance(part, LinearMap) and part.A.ndim == 2:
         return QuadraticRows(_array(part.A))
+    part = part.whole() if isinstance(part, FactoredMap) else part
     if isinstance(part, QuadraticMap) and part.G.ndim == 2 and part.H.ndim == (2 if part.diagonal else 3):
         return QuadraticRows(_array(part.G), _array(part.H if part.diagonal else (part.H + part.H.mT) / 2))
     return None

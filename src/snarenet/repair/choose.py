@@ -122,8 +122,8 @@ def _density(parts: Sequence[Map]) -> str | None:
     rows = _beside_a_box(parts)
     if tracing():
         return "a traced repair has dense systems"
-    if all(part.constant for part in rows.parts):
-        return "systems of constant rows are dense"
+    if len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
+        return "systems of constant rows without a box are dense"
     pattern = rows.pattern
     if pattern is None:
         return "some rows have no known pattern"

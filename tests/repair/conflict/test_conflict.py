@@ -187,12 +187,17 @@ class TestLinear:
 
 
 class TestCurved:
-    @pytest.mark.parametrize("whole", [False, True])
-    def test_convex_rows_are_certified(self, whole: bool) -> None:
+    @pytest.mark.parametrize("form", ["diagonal", "whole", "factored"])
+    def test_convex_rows_are_certified(self, form: str) -> None:
         """Two disks and a half-plane, of which only the disks are apart; flat directions are no obstacle."""
         H = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]], dtype=D)
         G = torch.tensor([[0.0, 0.0, 0.0], [-6.0, 0.0, 0.0]], dtype=D)
-        disks = sn.Quadratic(torch.diag_embed(H) if whole else H, G, upper=torch.tensor([1.0, -8.0], dtype=D))
+        forms = {
+            "diagonal": {"H": H},
+            "whole": {"H": torch.diag_embed(H)},
+            "factored": {"factor": torch.eye(3, 2, dtype=D)},  # that of both
+        }
+        disks = sn.Quadratic(G=G, upper=torch.tensor([1.0, -8.0], dtype=D), **forms[form])
         constraints = disks & sn.Linear(torch.tensor([[0.0, 1.0, 0.0]]), upper=5.0)
         conflict = sn.repair(constraints, draw(3, 3, seed=0)).conflict()
         for found in conflict:

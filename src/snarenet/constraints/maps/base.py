@@ -171,6 +171,20 @@ def gradients(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
     return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True))
 
 
+def summed(y: Tensor, pairs: Pairs, weights: Tensor) -> Tensor:
+    """(B, rows, n) sum_j a_ij t_j + weights_i y: what rows that are quadratic in y make a pullback of."""
+    a, t = torch.stack([weights, *(a for a, _ in pairs)], 2), torch.stack([y, *(t for _, t in pairs)], 1)
+    return a @ t
+
+
+def chained(found: list[tuple[Tensor, Tensor]], wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The gradients in `wanted`, from those of tensors that were computed from them, or are among them."""
+    if not found or not wanted:
+        return [None] * len(wanted)
+    tensors, gradients = zip(*found, strict=True)
+    return list(torch.autograd.grad(tensors, wanted, gradients, allow_unused=True, retain_graph=True))
+
+
 def cut(tensor: Tensor, leaves: dict[int, Tensor]) -> Tensor:
     """The tensor itself, or, if it needs a gradient, a leaf in its place: `leaves` has one for every id."""
     if not tensor.requires_grad:

@@ -11,17 +11,22 @@ from snarenet.constraints.structure import Seen
 
 
 class LinearMap(Map):
-    """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample; `seen` keeps its pattern."""
+    """g(y) = A y, with A (rows, n), or (B, rows, n) for a matrix per sample.
+
+    `seen` keeps the pattern of all that there were; `pattern` is known where A was looked at already.
+    """
 
     linear = diagonal_hessian = True
 
-    def __init__(self, A: Tensor, seen: Seen | None = None) -> None:
-        self.A, self.seen = A, seen
+    def __init__(self, A: Tensor, seen: Seen | None = None, pattern: Pattern | None = None) -> None:
+        self.A, self.seen, self._pattern = A, seen, pattern
         self.rows = A.shape[-2]
 
     @property
     def pattern(self) -> Pattern | None:
-        return None if self.seen is None else self.seen.add(self.A.detach())
+        if self._pattern is None and self.seen is not None:
+            self._pattern = self.seen.add(self.A.detach())
+        return self._pattern
 
     @property
     def constant(self) -> bool:
@@ -49,10 +54,10 @@ class LinearMap(Map):
         return needing_grad(self.A)
 
     def detached(self, leaves: dict[int, Tensor]) -> LinearMap:
-        return LinearMap(cut(self.A, leaves), self.seen)
+        return LinearMap(cut(self.A, leaves), self.seen, self._pattern)
 
     def select(self, index: Tensor) -> LinearMap:
-        return self if self.A.ndim == 2 else LinearMap(self.A[index], self.seen)
+        return self if self.A.ndim == 2 else LinearMap(self.A[index], self.seen, self._pattern)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         if self.A.requires_grad:

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import Map, QuadraticMap
+from snarenet.constraints.maps import FactoredMap, Map, QuadraticMap
 
 Array = np.ndarray[Any, Any]
 
@@ -85,7 +85,7 @@ def sides(instance: Instance, z: Tensor) -> Sides:
     for part in instance.map.parts:
         rows = np.arange(start, start + part.rows)
         start += part.rows
-        if part.linear or isinstance(part, QuadraticMap):
+        if part.linear or isinstance(part, (QuadraticMap, FactoredMap)):
             expansion = _expand(part, z)
             found += [expansion.side(rows, 1.0, upper[rows]), expansion.side(rows, -1.0, lower[rows])]
     row, sign, excess, slope, size, slope_size = (
@@ -118,10 +118,13 @@ def _expand(part: Map, z: Tensor) -> _Expansion:
     y = z[0]
     value, J = part.value(z)[0], part.jacobian(z).expand(1, part.rows, len(y))[0]
     size, slope_size, H = J.abs() @ y.abs(), J.abs(), None
-    if isinstance(part, QuadraticMap):
-        H = part.H if part.H.ndim == (2 if part.diagonal else 3) else part.H[0]
-        G = (part.G if part.G.ndim == 2 else part.G[0]).abs()
-        bent = H.abs() * y.abs() if part.diagonal else (H.abs() + H.mT.abs()) @ y.abs() / 2
+    sizes = part
+    if isinstance(part, FactoredMap):  # what F F' is summed up from may be larger than what it is
+        part, sizes = part.whole(), FactoredMap(part.F.abs(), part.D.abs(), part.G).whole()
+    if isinstance(part, QuadraticMap) and isinstance(sizes, QuadraticMap):
+        H, absolute = (one.H if one.H.ndim == (2 if one.diagonal else 3) else one.H[0] for one in (part, sizes))
+        G, absolute = (part.G if part.G.ndim == 2 else part.G[0]).abs(), absolute.abs()
+        bent = absolute * y.abs() if part.diagonal else absolute @ y.abs()
         size, slope_size = (bent + G) @ y.abs(), 2 * bent + G
     value, slope, size, slope_size = (tensor.cpu().numpy() for tensor in (value, J, size, slope_size))
     return _Expansion(value, slope, size, slope_size, None if H is None else H.cpu().numpy())

@@ -351,14 +351,14 @@ class OutputSpace(Space):
         p, e, p_eliminated = system.adjoint(cotangent)
         p, w = keep_where(step.moved, p), keep_where(step.moved, w)
         q = keep_where(step.violated[:, self.first :], p)
-        change, *found = self.others.pullback(y, [(w, e), (-p, d)], q, wanted)
+        change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
         if self.eliminated is not None and p_eliminated is not None:
             first = keep_where(step.moved, keep_where(step.violated[:, : self.first], p_eliminated))
-            change = add(change, self.eliminated.vjp(y, first))
+            change = add(change, -self.eliminated.vjp(y, first))
             q = torch.cat([first, q], 1)
-        before = cotangent if change is None else cotangent - change
+        before = cotangent if change is None else cotangent + change
         scale = None if self.scale_fn is None else system.weight * p * w
-        return Pulled(before, q, scale, [None if f is None else -f for f in found])
+        return Pulled(before, q, scale, found)
 
     def pull_finish(
         self, y: Tensor, v: Tensor, cotangent: Tensor, scale: Tensor | None, wanted: tuple[Tensor, ...]

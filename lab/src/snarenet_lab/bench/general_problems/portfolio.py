@@ -1,4 +1,4 @@
-"""A portfolio: weights with a limit on the risk y'(F(x) F(x)' + D) y that depends on x, written in three forms."""
+"""A portfolio: weights with a limit on the risk y'(F(x) F(x)' + D) y that depends on x, written in four forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import snarenet as sn
 from snarenet_lab.bench.general_problems.arithmetic import on
 from snarenet_lab.bench.general_problems.base import F64, General
 
-FORMS = ("matrix", "function", "lifted")
+FORMS = ("factored", "matrix", "function", "lifted")
 
 
 class _Market:
@@ -41,13 +41,14 @@ class _Market:
         return m.total(z * z) + m.total(m.const(self.D) * y * y)
 
 
-def portfolio(n: int = 200, form: str = "matrix", factors: int = 10) -> General:
+def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> General:
     """Weights y >= 0 with sum 1 and y'(F(x) F(x)' + D) y at most 1.2 times the risk of equal weights at the nominal x.
 
     Args:
         n: assets.
-        form: "matrix", the whole matrix as `Quadratic`; "function", `Nonlinear` of F'y; "lifted", further variables
-            z = F'y in rows of `Linear` with a matrix per sample, and a diagonal `Quadratic`.
+        form: "factored", F and D as `Quadratic`; "matrix", the whole matrix as `Quadratic`; "function", `Nonlinear` of
+            F'y; "lifted", further variables z = F'y in rows of `Linear` with a matrix per sample, and a diagonal
+            `Quadratic`.
         factors: columns of F; x scales them.
     """
     if form not in FORMS:
@@ -77,7 +78,9 @@ def portfolio(n: int = 200, form: str = "matrix", factors: int = 10) -> General:
 
 def _plain(market: _Market, n: int, form: str) -> sn.Constraints:
     """On the weights alone."""
-    if form == "matrix":
+    if form == "factored":
+        risk = sn.Quadratic(factor=market.loadings, diagonal=torch.from_numpy(market.D), upper=market.limit)
+    elif form == "matrix":
         risk = sn.Quadratic(market.covariance, upper=market.limit)
     else:
         risk = sn.Nonlinear(lambda y, x: market.risk(y, x, on(y.device)), 1, upper=market.limit)
