@@ -5,6 +5,7 @@ The reference is the textbook's unrolled loop. On a CPU the kernels are emulated
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from dataclasses import replace
 
@@ -328,6 +329,7 @@ class TestLoopOnAPattern(TestLoopAtItsOwnPace):
     def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         super().patch(monkeypatch, device)
         monkeypatch.setattr(Estimate, "worthwhile", True)
+        monkeypatch.setattr(sys.modules["snarenet.repair.choose"], "_SPARSE", (torch.device(device).type,))
 
     def constraints(self) -> sn.Constraints:
         function, box = super().constraints().parts
@@ -419,6 +421,7 @@ class TestLoopInABoxOnAPattern(TestLoopInABox):
     def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         super().patch(monkeypatch, device)
         monkeypatch.setattr(Estimate, "worthwhile", True)
+        monkeypatch.setattr(sys.modules["snarenet.repair.choose"], "_SPARSE", (torch.device(device).type,))
 
     def constraints(self) -> sn.Constraints:
         _, box, function = super().constraints().parts

@@ -25,6 +25,9 @@ from snarenet.tracing import tracing, without_grad
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
 
 
+_SPARSE = ("cpu",)  # devices on which sparse factors were measured
+
+
 class Choice(NamedTuple):
     """An engine, and the bounds in its order of rows."""
 
@@ -69,7 +72,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
-    on_pattern = krylov is None and _sparse(parts)
+    on_pattern = krylov is None and _sparse(instance)
     if on_pattern:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
@@ -112,14 +115,17 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
-def _sparse(parts: Sequence[Map]) -> bool:
+def _sparse(instance: Instance) -> bool:
     """Are systems on the pattern of the rows beside a box faster than dense ones?"""
-    return _density(parts) is None
+    return _density(instance) is None
 
 
-def _density(parts: Sequence[Map]) -> str | None:
+def _density(instance: Instance) -> str | None:
     """Why systems are dense; None where those on the pattern of the rows beside a box are faster."""
+    parts = instance.map.parts
     rows = _beside_a_box(parts)
+    if instance.lower.device.type not in _SPARSE:
+        return "sparse factors are for a CPU"
     if tracing():
         return "a traced repair has dense systems"
     if len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
@@ -144,7 +150,7 @@ def why(options: Options, memo: Memo, instance: Instance) -> tuple[str, ...]:
         return ("all rows are linear with one matrix for all samples",)
     if options.krylov is not None:
         return (first,)
-    density = _density(parts)
+    density = _density(instance)
     if density is not None:
         return first, density
     pattern = _beside_a_box(parts).pattern
@@ -167,7 +173,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         least, most = lower[:, :rows], upper[:, :rows]
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(parts))
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(instance))
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 
