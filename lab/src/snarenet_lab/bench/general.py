@@ -230,7 +230,7 @@ def _repair(method: str, constraints: sn.Constraints, y: Tensor, x: Tensor, sett
         return enforce_any(constraints, y, x, TOL, setting)
 
     def run(y: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        solution = sn.repair(constraints, y, x, tol=TOL)
+        solution = sn.repair(constraints, y, x, tol=TOL, rescue=True)  # as `SnareLayer` does
         return solution.value, solution.steps
 
     return run
