@@ -27,6 +27,7 @@ from snarenet.constraints.structure import Given, Structure
 from snarenet.repair.options import Options
 
 _REPLICAS = 4  # of every point: a kink is overlooked by one of them in a hundred cases
+_WORTHWHILE = 0.1  # share of a function's rows from which on it pays to write them as another set
 _FAR = (1.0, 10.0)  # size of d, in those of p
 _RAY = 100.0  # how far out, and in, a row must look the same to count as kinked at 0
 _EQUAL = 0.6  # power of the precision that counts as no difference: 4e-10 in float64
@@ -112,7 +113,7 @@ def _on_function(name: str, found: _Found, least: float, dense: bool) -> Iterato
     if int(found.single.sum()) >= least:
         plain = plain & ~found.single
         yield f"{name}: {_count(found.single)} one variable times a number: as a Box they are eliminated."
-    if bool(plain.any()):
+    if int(plain.sum()) > _WORTHWHILE * len(plain):
         how = "Linear" if bool(found.shared[plain].all()) else "Linear(lambda x: ...)"
         yield f"{name}: {_count(plain)} linear in y: as {how} they need no passes through fn."
     if dense and bool(found.diagonal.any()):  # on a pattern the passes are few
