@@ -155,7 +155,7 @@ def explain_with(
             once = hindrance(options, constraints.memo, instance.map.parts) is None
             advice = tuple(islice(advise(options, constraints, instance, start, once), _ADVICE))
     pace = ", each sample at its own pace" if engine.paced else ""
-    tries = len(attempts(options, instance)) + engine.paced if options.rescue else 0  # the schedule first
+    tries = len(attempts(options, instance)) if options.rescue else 0
     return Explanation(
         variables=start.shape[1],
         rows=instance.map.rows,

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
-from snarenet.damping import Adaptive, Annealed, Damping, as_damping
+from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import Choice, choose, choose_bounded
 from snarenet.repair.conflict import remember
 from snarenet.repair.engine import Batch
 from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
-from snarenet.repair.rescue import attempts, begin, scheduled
+from snarenet.repair.rescue import attempts, begin
 from snarenet.repair.start.nearest import approach
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
@@ -137,27 +137,18 @@ def _rescue(
     options: Options, constraints: Constraints, instance: Instance, start: Tensor, finite: Tensor, out: _Judged
 ) -> _Judged:
     """The same with other attempts for samples that did not converge, as long as there are any."""
-    if options.damping.paced and not instance.map.diagonal_hessian and (len(failed := _failed(out, finite))):
-        part, asked = instance.select(failed), replace(options, damping=scheduled(options.damping))
-        choice = choose(asked, constraints.memo, part, start[failed])
-        out = out.improved(failed, _attempt(asked.tol, choice, part, start[failed], finite[failed]))
     for attempt in attempts(options, instance):
-        failed = _failed(out, finite)
+        failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
         if not len(failed):
             break
-        part, asked = instance.select(failed), replace(options, damping=Adaptive(attempt.damping), rows="active")
+        part, asked = instance.select(failed), attempt.options(options)
         y = begin(attempt, start[failed], out.value[failed])
-        if options.krylov is not None:  # the space of the rescue needs a matrix
+        if attempt.damping is None or options.krylov is not None:  # the space of the rescue needs a matrix
             choice = choose(asked, constraints.memo, part, y)
         else:
             choice, y = choose_bounded(asked, part, y, attempt.scaled)
         out = out.improved(failed, _attempt(asked.tol, choice, part, y, finite[failed]))
     return out
-
-
-def _failed(out: _Judged, finite: Tensor) -> Tensor:
-    """The samples that may still be repaired."""
-    return ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
 
 
 def _attempt(tol: float, choice: Choice, instance: Instance, y: Tensor, finite: Tensor) -> _Judged:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints import Instance
-from snarenet.damping import Annealed, Damping
+from snarenet.damping import Adaptive, Annealed
 from snarenet.repair.options import Options
 
 
@@ -25,15 +25,23 @@ class Attempt:
 
     Attributes:
         scaled: weigh rows by their lengths at each step; else all alike.
-        damping: where the search for the damping begins.
+        damping: where the search for the damping begins; None for no search, but the schedule of the repair.
         kick: how far to move from the best point, in units of each variable's size; None to begin at the start.
     """
 
     scaled: bool = True
-    damping: float = 1.0
+    damping: float | None = 1.0
     kick: float | None = None
 
+    def options(self, asked: Options) -> Options:
+        """What this attempt asks of a repair that was asked for so."""
+        if self.damping is not None:
+            return replace(asked, damping=Adaptive(self.damping), rows="active")
+        assert isinstance(asked.damping, Annealed)
+        return replace(asked, damping=replace(asked.damping, own_pace=False))
 
+
+_SCHEDULE = Attempt(damping=None)  # slower and steadier than a pace of its own
 ATTEMPTS = (
     Attempt(),
     Attempt(scaled=False),  # long and short rows may differ for a reason
@@ -46,12 +54,8 @@ ATTEMPTS = (
 
 def attempts(options: Options, instance: Instance) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
-    return ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS
-
-
-def scheduled(damping: Damping) -> Damping:
-    """The same without a pace of its own: slower and steadier, so it is what is tried first where the pace failed."""
-    return replace(damping, own_pace=False) if isinstance(damping, Annealed) else damping
+    first = (_SCHEDULE,) if options.damping.paced and not instance.map.diagonal_hessian else ()
+    return first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
 
 
 def begin(attempt: Attempt, start: Tensor, best: Tensor) -> Tensor:

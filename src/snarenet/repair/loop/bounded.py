@@ -11,6 +11,7 @@ gives its own to the bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ class Saved(NamedTuple):
     factor: Factor
 
 
+@dataclass(eq=False)
 class BoundedSpace(Space):
     """Any rows beside a box; the position is y, and the rows of the box come first.
 
@@ -50,11 +52,13 @@ class BoundedSpace(Space):
         sparse: solve on the pattern of the rows.
     """
 
-    def __init__(
-        self, others: Map, lower: Tensor, upper: Tensor, first: int, scaled: bool, budget: Budget, sparse: bool = False
-    ) -> None:
-        self.others, self.lower, self.upper, self.first = others, lower, upper, first
-        self.scaled, self.budget, self.sparse = scaled, budget, sparse
+    others: Map
+    lower: Tensor
+    upper: Tensor
+    first: int
+    scaled: bool
+    budget: Budget
+    sparse: bool = False
 
     def start(self, y: Tensor) -> Tensor:
         return y
@@ -66,13 +70,10 @@ class BoundedSpace(Space):
         return position
 
     def select(self, keep: Tensor) -> BoundedSpace:
-        return self._with(self.others.select(keep), self.lower[keep], self.upper[keep])
+        return replace(self, others=self.others.select(keep), lower=self.lower[keep], upper=self.upper[keep])
 
     def detached(self, leaves: dict[int, Tensor]) -> BoundedSpace:
-        return self._with(self.others.detached(leaves), self.lower, self.upper)
-
-    def _with(self, others: Map, lower: Tensor, upper: Tensor) -> BoundedSpace:
-        return BoundedSpace(others, lower, upper, self.first, self.scaled, self.budget, self.sparse)
+        return replace(self, others=self.others.detached(leaves))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.others.tensors(y)

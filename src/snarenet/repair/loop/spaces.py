@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -218,6 +219,7 @@ class Saved(NamedTuple):
     factor: Factor
 
 
+@dataclass(eq=False)
 class OutputSpace(Space):
     """Any constraints; the position is y. Eliminated rows come first, the others after them.
 
@@ -233,24 +235,19 @@ class OutputSpace(Space):
         sparse: solve on the pattern of the remaining rows; what is eliminated is a box, or nothing.
     """
 
-    def __init__(
-        self,
-        eliminated: Map | None,
-        spectrum: Spectrum | None,
-        others: Map,
-        scale: Tensor,
-        scale_fn: Callable[[Map, Tensor], Tensor] | None,
-        active: bool,
-        krylov: ConjugateGradients | None,
-        budget: Budget,
-        sparse: bool = False,
-    ) -> None:
-        self.sparse = sparse
-        self.eliminated, self.spectrum, self.others = eliminated, spectrum, others
-        self.scale, self.scale_fn, self.active = scale, scale_fn, active
-        self.krylov, self.budget = krylov, budget
-        self.first = 0 if eliminated is None else eliminated.rows  # where the other rows begin
-        self.curved = not others.diagonal_hessian
+    eliminated: Map | None
+    spectrum: Spectrum | None
+    others: Map
+    scale: Tensor
+    scale_fn: Callable[[Map, Tensor], Tensor] | None
+    active: bool
+    krylov: ConjugateGradients | None
+    budget: Budget
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        self.first = 0 if self.eliminated is None else self.eliminated.rows  # where the other rows begin
+        self.curved = not self.others.diagonal_hessian
 
     def start(self, y: Tensor) -> Tensor:
         return y
@@ -264,14 +261,10 @@ class OutputSpace(Space):
 
     def select(self, keep: Tensor) -> OutputSpace:
         eliminated = None if self.eliminated is None else self.eliminated.select(keep)
-        return self._with(eliminated, self.others.select(keep), self.scale[keep])
+        return replace(self, eliminated=eliminated, others=self.others.select(keep), scale=self.scale[keep])
 
     def detached(self, leaves: dict[int, Tensor]) -> OutputSpace:
-        return self._with(self.eliminated, self.others.detached(leaves), self.scale)
-
-    def _with(self, eliminated: Map | None, others: Map, scale: Tensor) -> OutputSpace:
-        rest = self.scale_fn, self.active, self.krylov, self.budget, self.sparse
-        return OutputSpace(eliminated, self.spectrum, others, scale, *rest)
+        return replace(self, others=self.others.detached(leaves))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.others.tensors(y)
