@@ -83,7 +83,7 @@ class Annealed(Damping):
     Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
     d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. Near the set the damping falls to a
     tenth after a step that did what the linear model foresaw; everywhere it stays as it is after one that did not. A
-    sample that is near needs a third of the steps. All of it changes by jumps, so its derivative is zero almost
+    sample that is near needs less than half the steps. All of it changes by jumps, so its derivative is zero almost
     everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """
 

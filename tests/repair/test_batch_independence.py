@@ -56,7 +56,7 @@ def solve(constraints: sn.Constraints, y: Tensor, **options) -> tuple[sn.Solutio
     return solution, torch.autograd.grad(solution.value.sum(), y)[0]
 
 
-def check(constraints: sn.Constraints, y: Tensor, **options) -> None:
+def assert_independent(constraints: sn.Constraints, y: Tensor, **options) -> None:
     together, gradient = solve(constraints, y, **options)
     for i in range(len(y)):
         alone, own = solve(constraints, y[i : i + 1], **options)
@@ -80,7 +80,9 @@ def check(constraints: sn.Constraints, y: Tensor, **options) -> None:
 )
 def test_any_set(kind: str, exponent: float, spread: float, seed: int, damping: sn.Damping, rescue: bool) -> None:
     constraints = KINDS[kind](10.0**exponent, seed)
-    check(constraints, draw(BATCH, SIZE, seed=seed + 2, scale=spread), damping=damping, rescue=rescue, max_steps=40)
+    assert_independent(
+        constraints, draw(BATCH, SIZE, seed=seed + 2, scale=spread), damping=damping, rescue=rescue, max_steps=40
+    )
 
 
 def test_squares_that_overflow() -> None:
@@ -90,7 +92,7 @@ def test_squares_that_overflow() -> None:
     solution, gradient = solve(constraints, y, rescue=True)
     assert solution.converged.all()
     assert gradient.isfinite().all()
-    check(constraints, y, rescue=True)
+    assert_independent(constraints, y, rescue=True)
 
 
 @pytest.mark.parametrize("damping", [sn.Annealed(), sn.Adaptive()], ids=["annealed", "adaptive"])
@@ -101,7 +103,7 @@ def test_a_huge_satisfied_row_does_not_set_the_scale_of_the_others(damping: sn.D
     assert solution.converged.all()
     assert solution.value[0, 0] == 400
     assert gradient[0, 0] == 1
-    check(constraints, y, damping=damping)
+    assert_independent(constraints, y, damping=damping)
 
 
 def test_a_singular_matrix_is_shifted_as_if_it_were_alone() -> None:

@@ -205,6 +205,21 @@ class Constraints(nn.Module, ABC):
         return Instance(map, _expand("lower", lower, shape, y), _expand("upper", upper, shape, y), (equal,))
 
 
+class LimitedRows(Constraints):
+    """A set that says in `at` what its rows are, and in `limit` what bounds them."""
+
+    limit: Bounds
+
+    def value(self, y: Tensor, x: Any = None) -> Tensor:
+        return self.at(self.check(y), x).map.value(y)
+
+    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
+        return self.limit.at(x)
+
+    @abstractmethod
+    def at(self, y: Tensor, x: Any = None) -> Instance: ...
+
+
 def _expand(name: str, bound: Tensor, shape: tuple[int, int], y: Tensor) -> Tensor:
     if bound.device != y.device:
         raise ValueError(f"the constraints are on {bound.device}, but `y` is on {y.device}: move them with .to()")

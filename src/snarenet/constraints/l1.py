@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import (
     Datum,
@@ -23,7 +23,7 @@ from snarenet.constraints.maps import L1BallMap
 from snarenet.tracing import tracing
 
 
-class L1Ball(Constraints):
+class L1Ball(LimitedRows):
     """sum_i |y_i - center_i| <= radius: the turnover of a portfolio, a budget of changes.
 
     Its one row is g(y) <= 0 with g(y) = sum |y - center| - radius inside. Outside it is sqrt(n) times the distance from
@@ -57,12 +57,6 @@ class L1Ball(Constraints):
         if isinstance(self.radius, Tensor):
             check_shape("radius", self.radius, (), ("B", 1))
             _check_radius(self.radius)
-
-    def value(self, y: Tensor, x: Any = None) -> Tensor:
-        return self.at(self.check(y), x).map.value(y)
-
-    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
-        return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import IdentityMap, LinearMap, SparseMap
@@ -16,7 +16,7 @@ from snarenet.constraints.sparse import SparseMatrix, is_sparse
 from snarenet.constraints.structure import Seen
 
 
-class Linear(Constraints):
+class Linear(LimitedRows):
     """lower <= A y <= upper, or A y = equals.
 
     Args:
@@ -57,12 +57,6 @@ class Linear(Constraints):
         self.rows, self.size = self.A.shape[-2:]
         self.limit.check_rows(self.rows, "A")
 
-    def value(self, y: Tensor, x: Any = None) -> Tensor:
-        return self.at(self.check(y), x).map.value(y)
-
-    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
-        return self.limit.at(x)
-
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
         if isinstance(self.A, SparseMatrix):
@@ -95,7 +89,7 @@ class Linear(Constraints):
         return isinstance(self.A, SparseMatrix) or self.constant_map(torch.float64) is not None
 
 
-class Box(Constraints):
+class Box(LimitedRows):
     """lower <= y <= upper, entry by entry; each a number, (n,), (B, n), or a function of x, and possibly infinite."""
 
     def __init__(self, lower: Datum | None, upper: Datum | None) -> None:
@@ -105,9 +99,6 @@ class Box(Constraints):
 
     def value(self, y: Tensor, x: Any = None) -> Tensor:
         return self.check(y)
-
-    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
-        return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)

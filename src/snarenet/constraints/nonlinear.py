@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, cast, check_inputs
 from snarenet.constraints.maps import FunctionMap
@@ -16,7 +16,7 @@ from snarenet.constraints.sparsity import read
 from snarenet.constraints.structure import Given, Structure
 
 
-class Nonlinear(Constraints):
+class Nonlinear(LimitedRows):
     """lower <= fn(y, x) <= upper, or fn(y, x) = equals.
 
     Args:
@@ -61,12 +61,6 @@ class Nonlinear(Constraints):
         self.structure = _structure(sparsity, rows, jacobian is not None)
         self.limit = Bounds(lower, upper, equals)
         self.limit.check_rows(rows, "rows")
-
-    def value(self, y: Tensor, x: Any = None) -> Tensor:
-        return self.at(self.check(y), x).map.value(y)
-
-    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
-        return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)

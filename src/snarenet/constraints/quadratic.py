@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.constraints.base import Constraints, Instance
+from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
 from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
 from snarenet.constraints.maps import FactoredMap, Map, QuadraticMap
 from snarenet.constraints.structure import Seen
 
 
-class Quadratic(Constraints):
+class Quadratic(LimitedRows):
     """lower <= y'H_i y + G_i y <= upper for every row i, or = equals; convex or not.
 
     H is given as `H`, or as H = F F' + diag(D) by its `factor` F and its `diagonal` D, either of which may be left out.
@@ -113,12 +113,6 @@ class Quadratic(Constraints):
     def _fix_sizes(self, name: str, sizes: torch.Size) -> None:
         self.rows, self.size = sizes
         self.limit.check_rows(sizes[0], name)
-
-    def value(self, y: Tensor, x: Any = None) -> Tensor:
-        return self.at(self.check(y), x).map.value(y)
-
-    def bounds(self, x: Any = None) -> tuple[Tensor, Tensor]:
-        return self.limit.at(x)
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
