@@ -336,7 +336,7 @@ class TestGivenJacobian:
         assert map.pattern.nnz == 2 * (SIZE - 1)
         assert_equal(map.linearize(y).jacobian, self.chain_jacobian(y), 1e-13)
         dense = sn.Nonlinear(chain, SIZE - 1, upper=0.5, sparsity=None)
-        _alike(sparse, dense, y, None, [])
+        _assert_alike(sparse, dense, y, None, [])
 
     def test_new_entries_widen_it(self) -> None:
         def jacobian(y: Tensor, x: Any) -> Tensor:
@@ -392,7 +392,9 @@ class TestParts:
             assert pattern.nnz == count
 
 
-def _alike(sparse: sn.Constraints, dense: sn.Constraints, y: Tensor, x: Tensor | None, leaves: list[Tensor]) -> None:
+def _assert_alike(
+    sparse: sn.Constraints, dense: sn.Constraints, y: Tensor, x: Tensor | None, leaves: list[Tensor]
+) -> None:
     """Values and gradients of repairs under both."""
     for options in ({}, {"rows": "all", "damping": 0.1, "max_steps": 5, "tol": 0}, {"damping": sn.Adaptive()}):
         found = []
@@ -419,12 +421,12 @@ class TestRepair:
         )
         y, x = draw(6, SIZE, seed=1), draw(6, 2, seed=2)
         assert sparse.at(y, x).map.pattern is not None
-        _alike(sparse, dense, y, x, [factor])
-        _alike(sparse & sn.Box(-1.5, 1.5), dense & sn.Box(-1.5, 1.5), y, x, [factor])
+        _assert_alike(sparse, dense, y, x, [factor])
+        _assert_alike(sparse & sn.Box(-1.5, 1.5), dense & sn.Box(-1.5, 1.5), y, x, [factor])
 
     def test_more_rows_than_variables(self) -> None:
         sparse, dense = pair(sparse_function(entries(4, 90, SIZE, 180)), 90, lower=-3.0, upper=3.0)
-        _alike(sparse, dense, draw(4, SIZE, seed=1, scale=2), None, [])
+        _assert_alike(sparse, dense, draw(4, SIZE, seed=1, scale=2), None, [])
 
     def test_conjugate_gradients(self) -> None:
         sparse, dense = pair(chain, SIZE - 1, upper=0.5)
