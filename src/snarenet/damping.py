@@ -20,7 +20,7 @@ from torch import Tensor
 from snarenet.tracing import to_onnx
 
 _POOR, _GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
-_NEAR = 0.1  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
+_NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
 _QUICK = 0.1  # what is left of the damping after such a step, but
 _SAFE = 1e-7  # not less than this: dependent rows amplify rounding by as much as the damping is small
 
@@ -82,8 +82,8 @@ class Annealed(Damping):
 
     Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
     d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. Near the set the damping falls to a
-    tenth after a step that did what the linear model foresaw; everywhere it stays as it is after one that did not. A
-    sample that is near needs less than half the steps. All of it changes by jumps, so its derivative is zero almost
+    tenth after a step that did what the linear model foresaw, else as in the schedule. A sample that is near needs less
+    than half the steps. All of it changes by jumps, so its derivative is zero almost
     everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """
 
@@ -123,8 +123,9 @@ class Annealed(Damping):
         assert isinstance(damping, Tensor)
         lower = damping * _exact(self.ratio, damping)
         quick = (damping * _exact(min(_QUICK, self.ratio), damping)).clamp(min=_SAFE)
-        fallen = torch.where((gain > _GOOD) & (distance < _NEAR), torch.minimum(lower, quick), lower)
-        return torch.where(gain > _POOR, fallen, damping).clamp(min=self.floor)  # also where the gain is NaN
+        return torch.where((gain > _GOOD) & (distance < _NEAR), torch.minimum(lower, quick), lower).clamp(
+            min=self.floor
+        )
 
 
 @dataclass(frozen=True)

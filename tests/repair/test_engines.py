@@ -308,8 +308,8 @@ class TestLoopAtItsOwnPace(EngineConformance):
             gain = (before - after) / (before - predicted)
             y = torch.where((r.abs() > options.tol).any(1, keepdim=True), y - d, y)
             if paces:
-                change = torch.where((distance < 0.1) & (gain > 0.75), 0.1, damping.ratio)
-                level = (level * torch.where(gain <= 0.25, 1.0, change)).clamp(min=damping.floor)
+                change = torch.where((distance < 0.01) & (gain > 0.75), 0.1, damping.ratio)
+                level = (level * change).clamp(min=damping.floor)
         return _better(best, violation(y), y)[1]
 
     def test_one_that_is_near_needs_few_steps(self) -> None:
