@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snarenet.repair.gpu import blocks, launching, nvrtc, rows
+from snarenet.repair.gpu import blocks, launching, nvrtc, rows, sparse
 from snarenet.repair.gpu.nvrtc import Argument
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -97,6 +97,7 @@ def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
     patch.setattr(launching, "most_shared", lambda tensor: 2**20)
     patch.setattr(rows, "THREADS", threads)
     patch.setattr(blocks, "THREADS", threads)
+    patch.setattr(sparse, "THREADS", threads)
     patch.setattr(launching, "load", load)
     return ran
 

@@ -5,9 +5,9 @@ The reference is the textbook's unrolled loop. On a CPU the kernels are emulated
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +15,14 @@ from emulation import on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.linalg import Estimate
+from snarenet.linalg import Estimate, sparse_normal
 from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import Choice, choose, choose_bounded
 from snarenet.repair.engine import Batch, Engine
 from snarenet.repair.gpu import blocks
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
+from snarenet.repair.gpu.sparse import kernel_systems
 from snarenet.repair.loop import BoundedSpace, ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
 from snarenet.repair.repair import repair_with
@@ -326,10 +327,11 @@ class TestLoopAtItsOwnPace(EngineConformance):
 class TestLoopOnAPattern(TestLoopAtItsOwnPace):
     """The same rows with a pattern, and systems on it, which so few variables would not get by themselves."""
 
+    systems: Any = staticmethod(sparse_normal)
+
     def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         super().patch(monkeypatch, device)
         monkeypatch.setattr(Estimate, "worthwhile", True)
-        monkeypatch.setattr(sys.modules["snarenet.repair.choose"], "_SPARSE", (torch.device(device).type,))
 
     def constraints(self) -> sn.Constraints:
         function, box = super().constraints().parts
@@ -343,7 +345,15 @@ class TestLoopOnAPattern(TestLoopAtItsOwnPace):
     def check(self, engine: Engine) -> None:
         assert isinstance(engine, Loop)
         assert isinstance(engine.space, OutputSpace)
-        assert engine.space.sparse
+        assert engine.space.sparse is self.systems
+
+
+class TestLoopOnAPatternByKernels(TestLoopOnAPattern):
+    systems = staticmethod(kernel_systems)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        monkeypatch.setattr(Estimate, "worthwhile", True)
+        use_kernels(monkeypatch, device)
 
 
 class TestLoopWithASearch(TestLoopInOutputSpace):
@@ -418,10 +428,11 @@ class TestLoopInABoxUnscaled(TestLoopInABox):
 class TestLoopInABoxOnAPattern(TestLoopInABox):
     """Systems on a pattern; that of these few variables is full."""
 
+    systems: Any = staticmethod(sparse_normal)
+
     def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         super().patch(monkeypatch, device)
         monkeypatch.setattr(Estimate, "worthwhile", True)
-        monkeypatch.setattr(sys.modules["snarenet.repair.choose"], "_SPARSE", (torch.device(device).type,))
 
     def constraints(self) -> sn.Constraints:
         _, box, function = super().constraints().parts
@@ -438,7 +449,15 @@ class TestLoopInABoxOnAPattern(TestLoopInABox):
 
     def check(self, engine: Engine) -> None:
         super().check(engine)
-        assert engine.space.sparse
+        assert engine.space.sparse is self.systems
+
+
+class TestLoopInABoxOnAPatternByKernels(TestLoopInABoxOnAPattern):
+    systems = staticmethod(kernel_systems)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        monkeypatch.setattr(Estimate, "worthwhile", True)
+        use_kernels(monkeypatch, device)
 
 
 class TestLoopInABoxWithASearch(TestLoopInABox):

@@ -20,7 +20,7 @@ from snarenet.linalg.eliminated import (
     eliminate,
 )
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.sparse import Estimate, SparseFactor, SparseNormal, sparse_normal
+from snarenet.linalg.sparse import Estimate, PlainFactor, SparseFactor, SparseNormal, SparseSystems, sparse_normal
 from snarenet.linalg.spectrum import Spectrum, column
 from snarenet.linalg.systems import Dual, Primal, SparseDual, System
 
@@ -32,10 +32,12 @@ __all__ = [
     "EliminatedMatrices",
     "EliminatedSpectrum",
     "Estimate",
+    "PlainFactor",
     "Primal",
     "SparseDual",
     "SparseFactor",
     "SparseNormal",
+    "SparseSystems",
     "Spectrum",
     "System",
     "add_to_diagonal",

@@ -58,7 +58,7 @@ class Cliques:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """What the numbers of one group need: shapes and places.
 
     The entries `taken` of the pool, [entries of the matrix | 1 | what fronts left], are added at `target` to the fronts
@@ -78,7 +78,7 @@ class _Step:
     def size(self) -> int:
         return self.pivots + self.border
 
-    def to(self, device: torch.device) -> _Step:
+    def to(self, device: torch.device) -> Step:
         return replace(
             self,
             taken=self.taken.to(device),
@@ -102,8 +102,22 @@ class Multifrontal:
         order = np.argsort(entry[self.size :], kind="stable")
         places = (first[order], second[order], entry[self.size :][order], entry[: self.size])
         self._first, self._second, self._entry, self._diagonal = (torch.from_numpy(place) for place in places)
+        self._known = np.divmod(known, max(1, self.size))  # row and column of each entry of the lower half
         self._entries = len(known)
-        self._steps, self._pool = _Places(self.tree, *np.divmod(known, max(1, self.size))).steps()
+        self._steps, self._pool = _Places(self.tree, *self._known).steps()
+
+    def unpadded(self) -> tuple[list[Step], int]:
+        """A step for each front, children before parents, without padding; and how many entries the pool has."""
+        fronts = [Group([k], len(front.pivots), len(front.border)) for k, front in enumerate(self.tree.fronts)]
+        return _Places(replace(self.tree, groups=fronts), *self._known).steps()
+
+    def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(first, second, entry, diagonal): the products of two nonzeros, by the entry that each is added to, ascending;
+        and the entry of each node on the diagonal."""
+        first, second, entry, diagonal = (
+            place.cpu().numpy() for place in (self._first, self._second, self._entry, self._diagonal)
+        )
+        return first, second, entry, diagonal
 
     def factor(self, values: Tensor, diagonal: Tensor) -> Factor:
         """The factors for nonzeros (count, B), the batch as the fastest axis, and diagonals (B, size)."""
@@ -142,7 +156,7 @@ class Multifrontal:
 class Factor:
     """Factors of a batch; `info` (B,) is not 0 where a matrix was not positive definite."""
 
-    steps: list[_Step]
+    steps: list[Step]
     transfers: list[Tensor]  # of each group: (B * fronts, size, pivots)
     info: Tensor
 
@@ -202,14 +216,14 @@ def _rows(matrices: Tensor, batch: int, count: int) -> Tensor:
     return matrices.reshape(batch, count, size, width).permute(0, 3, 1, 2).reshape(batch, width, count * size)
 
 
-def _assemble(step: _Step, pool: Tensor) -> Tensor:
+def _assemble(step: Step, pool: Tensor) -> Tensor:
     """The lower halves of a group's fronts: (B * fronts, size, size)."""
     fronts = pool.new_zeros(len(pool), step.count * step.size**2)
     fronts.scatter_add_(1, step.target.expand(len(pool), -1), take(pool, step.taken))
     return fronts.view(len(pool) * step.count, step.size, step.size)
 
 
-def _eliminate(step: _Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _eliminate(step: Step, fronts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """T, LAPACK's code and what is left for the parents."""
     p = step.pivots
     lower, code = torch.linalg.cholesky_ex(fronts[:, :p, :p])
@@ -244,7 +258,7 @@ class _Places:
                 self.children[parent].append(k)
         self.left: dict[int, tuple[int, int]] = {}  # front -> where what it leaves begins, and the length of its rows
 
-    def steps(self) -> tuple[list[_Step], int]:
+    def steps(self) -> tuple[list[Step], int]:
         """The steps, and how many entries the pool has."""
         stop, steps = self.entries + 1, []
         for group in self.tree.groups:
@@ -254,11 +268,11 @@ class _Places:
             stop += len(group.fronts) * group.border**2
         return steps, stop
 
-    def _step(self, group: Group, start: int) -> _Step:
+    def _step(self, group: Group, start: int) -> Step:
         fronts = [self.tree.fronts[k] for k in group.fronts]
         places = (self._front(k, group, slot * group.size**2) for slot, k in enumerate(group.fronts))
         taken, target = zip(*places, strict=True)
-        return _Step(
+        return Step(
             len(fronts),
             group.pivots,
             group.border,

@@ -17,9 +17,10 @@ mixes samples. The same factor serves the step and its adjoint.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,9 +32,9 @@ from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
 
+ROUNDING = 8.0  # backward error, in roundings, up to which a solution is left as it is
+REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
 _PRIMAL = 0.7  # share of the dual's cost below which the primal form is worth its refinement
-_ROUNDING = 8.0  # backward error, in roundings, up to which a solution is left as it is
-_REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
 _HOPELESS = 1.5  # times the products of nonzeros from which on a form is not even ordered
 
 
@@ -65,8 +66,56 @@ class Estimate:
         return self.sparse < self.dense
 
 
+class SparseFactor(ABC):
+    """Factors of a batch, with what a product with the systems needs.
+
+    Attributes:
+        estimate: what one of them costs.
+        damping: (B, m) that of each row, 1 for those that are not in use.
+    """
+
+    estimate: Estimate
+    damping: Tensor
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Memory that keeping it takes."""
+
+    @abstractmethod
+    def __getitem__(self, samples: Tensor) -> SparseFactor:
+        """The factors of some samples (their places)."""
+
+    @abstractmethod
+    def solve(self, rhs: Tensor) -> Tensor:
+        """The solutions (B, m) for right-hand sides (B, m)."""
+
+    @abstractmethod
+    def push(self, v: Tensor) -> Tensor:
+        """J v, (B, m) for v (B, n): 0 in rows that are not in use."""
+
+    @abstractmethod
+    def pull(self, w: Tensor) -> Tensor:
+        """J'w, (B, n) for w (B, m), of the rows in use."""
+
+
+class SparseSystems(Protocol):
+    """What makes the factors of systems on one pattern."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Sparse or dense?"""
+        ...
+
+    def factor(
+        self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
+    ) -> SparseFactor:
+        """The factors of a batch; see `SparseNormal`."""
+        ...
+
+
 class SparseNormal:
-    """The pattern's part of the systems, made once.
+    """The pattern's part of the systems, made once; numbers by operations of torch.
 
     Args:
         row: (nnz,) the row of each nonzero of J, each place once.
@@ -99,7 +148,7 @@ class SparseNormal:
 
     def factor(
         self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
-    ) -> SparseFactor:
+    ) -> PlainFactor:
         """The factors of a batch.
 
         Args:
@@ -120,7 +169,7 @@ class SparseNormal:
         if self.form == "primal":
             K = K * damping.rsqrt().T[self.row]
             diagonal = damping.new_ones(len(damping), self.shape[1])
-        return SparseFactor(self, values, damping, inverse_weights, length, self.gram.factor(K, diagonal))
+        return PlainFactor(self, values, damping, inverse_weights, length, self.gram.factor(K, diagonal))
 
 
 @lru_cache(maxsize=64)
@@ -130,8 +179,8 @@ def sparse_normal(pattern: Pattern) -> SparseNormal:
 
 
 @dataclass(frozen=True)
-class SparseFactor:
-    """Factors of a batch, with what a product with the systems needs."""
+class PlainFactor(SparseFactor):
+    """Factors of a batch by operations of torch."""
 
     normal: SparseNormal
     values: Tensor  # (nnz, B) of rows in use, else 0
@@ -140,11 +189,14 @@ class SparseFactor:
     length: Tensor  # (B, 1) of a typical row, in the metric
     gram: GramFactor
 
-    def __getitem__(self, samples: Tensor) -> SparseFactor:
-        """The factors of some samples (their places)."""
+    @property
+    def estimate(self) -> Estimate:
+        return self.normal.estimate
+
+    def __getitem__(self, samples: Tensor) -> PlainFactor:
         weights = None if self.inverse_weights is None else self.inverse_weights[samples]
         values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
-        return SparseFactor(self.normal, values, damping, weights, length, self.gram[samples])
+        return PlainFactor(self.normal, values, damping, weights, length, self.gram[samples])
 
     @property
     def info(self) -> Tensor:
@@ -153,7 +205,6 @@ class SparseFactor:
 
     @property
     def nbytes(self) -> int:
-        """Memory that keeping it takes."""
         return self.gram.nbytes + self.values.nbytes
 
     def solve(self, rhs: Tensor) -> Tensor:
@@ -163,11 +214,9 @@ class SparseFactor:
         return self._refined(rhs.mT).mT
 
     def push(self, v: Tensor) -> Tensor:
-        """J v, (B, m) for v (B, n): 0 in rows that are not in use."""
         return self._push(v.unsqueeze(1)).squeeze(1)
 
     def pull(self, w: Tensor) -> Tensor:
-        """J'w, (B, n) for w (B, m), of the rows in use."""
         return self._pull(w.unsqueeze(1)).squeeze(1)
 
     def _push(self, v: Tensor) -> Tensor:
@@ -191,11 +240,11 @@ class SparseFactor:
         found = self._once(rhs)
         if not self.normal.refines:
             return found
-        goal = _ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
+        goal = ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
         residual = rhs - self._times(found)
         size = residual.norm(dim=2, keepdim=True)
         going = size > goal
-        for _ in range(_REFINEMENTS):
+        for _ in range(REFINEMENTS):
             if not tracing() and not bool(going.any()):
                 break
             trial = found + self._once(residual)

@@ -190,7 +190,7 @@ class SparseDual(DualSystem):
         self.active, self.delta = None, factor.damping  # the factor knows which rows are in use
 
     def describe(self) -> str:
-        found = self.factor.normal.estimate
+        found = self.factor.estimate
         apart = f", {found.heavy} heavy {'columns' if found.form == 'dual' else 'rows'} apart" if found.heavy else ""
         which = f"{found.form}, {found.size:,} x {found.size:,} a sample"
         return f"sparse Cholesky factors, {which}: {found.entries:,} entries in {found.levels} levels{apart}"

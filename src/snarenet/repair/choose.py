@@ -17,15 +17,13 @@ from snarenet.repair.gpu import launching
 from snarenet.repair.gpu import rows as packing
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
-from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.gpu.sparse import kernel_systems
+from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace, Systems
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
 
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
-
-
-_SPARSE = ("cpu",)  # devices on which sparse factors were measured
 
 
 class Choice(NamedTuple):
@@ -72,11 +70,11 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
-    on_pattern = krylov is None and _sparse(instance)
-    if on_pattern:  # constant rows that are eliminated would couple all variables
+    on_pattern = _systems(instance) if krylov is None else None
+    if on_pattern is not None:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
-    if krylov is None and not on_pattern and sum(parts[i].rows for i in rest) > y.shape[1]:
+    if krylov is None and on_pattern is None and sum(parts[i].rows for i in rest) > y.shape[1]:
         first, rest = [], everything  # more rows than variables: the primal system takes them all
     spectrum = _spectrum(memo, parts, first, damping.relative) if first and _is_matrix(parts[first[0]]) else None
     others = StackedMap([parts[i] for i in rest])
@@ -92,7 +90,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     if (
         dual
         and krylov is None
-        and not on_pattern
+        and on_pattern is None
         and not damping.searches
         and launching.supported(y)
         and packing.suits(others)
@@ -115,25 +113,30 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
-def _sparse(instance: Instance) -> bool:
-    """Are systems on the pattern of the rows beside a box faster than dense ones?"""
-    return _density(instance) is None
+def _systems(instance: Instance) -> Systems | None:
+    """The systems on the pattern of the rows beside a box; None where dense ones are faster."""
+    if _density(instance) is not None:
+        return None
+    return kernel_systems if launching.supported(instance.lower) else sparse_normal
 
 
 def _density(instance: Instance) -> str | None:
     """Why systems are dense; None where those on the pattern of the rows beside a box are faster."""
     parts = instance.map.parts
     rows = _beside_a_box(parts)
-    if instance.lower.device.type not in _SPARSE:
-        return "sparse factors are for a CPU"
-    if tracing():
-        return "a traced repair has dense systems"
+    if torch.compiler.is_compiling():
+        return "a compiled repair has dense systems"
     if len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
         return "systems of constant rows without a box are dense"
     pattern = rows.pattern
     if pattern is None:
         return "some rows have no known pattern"
-    return None if sparse_normal(pattern).estimate.worthwhile else "a sparse factor would take longer"
+    normal = sparse_normal(pattern)
+    if not normal.estimate.worthwhile:
+        return "a sparse factor would take longer"
+    if normal.gram.rank and launching.supported(instance.lower):
+        return "the kernels for sparse factors cannot set rows or columns apart that touch nearly everything"
+    return None
 
 
 def _beside_a_box(parts: Sequence[Map]) -> StackedMap:
@@ -173,7 +176,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         least, most = lower[:, :rows], upper[:, :rows]
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(instance))
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _systems(instance))
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 

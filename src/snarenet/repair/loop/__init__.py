@@ -2,6 +2,6 @@
 
 from snarenet.repair.loop.bounded import BoundedSpace
 from snarenet.repair.loop.loop import Loop
-from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space
+from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space, Systems
 
-__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Loop", "OutputSpace", "Space"]
+__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Loop", "OutputSpace", "Space", "Systems"]

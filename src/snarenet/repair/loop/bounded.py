@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Linearization, Map, add
-from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, column, sparse_normal
-from snarenet.repair.loop.spaces import Budget, Factor, Space, keep_where, pull_scale
+from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, column
+from snarenet.repair.loop.spaces import Budget, Factor, Space, Systems, keep_where, pull_scale
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.scale import positive
 from snarenet.repair.stopping import negligible
@@ -49,7 +49,7 @@ class BoundedSpace(Space):
         first: how many rows of the batch are those of the box: n, or 0 if it has none.
         scaled: weigh rows by their lengths at each step, else all alike.
         budget: memory for factors that the backward pass reuses.
-        sparse: solve on the pattern of the rows.
+        sparse: the systems on the pattern of the rows; None for dense ones.
     """
 
     others: Map
@@ -58,7 +58,7 @@ class BoundedSpace(Space):
     first: int
     scaled: bool
     budget: Budget
-    sparse: bool = False
+    sparse: Systems | None = None
 
     def start(self, y: Tensor) -> Tensor:
         return y
@@ -103,7 +103,7 @@ class BoundedSpace(Space):
 
     def _lengths(self, linear: Linearization) -> Tensor:
         """(b, m) squared lengths of the rows."""
-        if self.sparse:
+        if self.sparse is not None:
             values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
             assert pattern is not None
             return pattern.row_sums(values.square())
@@ -118,12 +118,12 @@ class BoundedSpace(Space):
         damping: float | Tensor,
         factor: Factor = None,
     ) -> System:
-        if self.sparse:
+        if self.sparse is not None:
             fixed = EliminatedBox((~free).to(scale), 0.0)  # variables that give way to nothing
             if not isinstance(factor, SparseFactor):
                 values, pattern = linear.values, linear.pattern
                 assert pattern is not None
-                factor = sparse_normal(pattern).factor(values, scale * column(damping), fixed.weights, active)
+                factor = self.sparse(pattern).factor(values, scale * column(damping), fixed.weights, active)
             return SparseDual(factor, damping, fixed)
         assert not isinstance(factor, SparseFactor)
         rows = _FreeColumns(linear, free)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Map, add, gradients
+from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import (
     ConjugateGradients,
     Dual,
@@ -34,11 +35,11 @@ from snarenet.linalg import (
     Primal,
     SparseDual,
     SparseFactor,
+    SparseSystems,
     Spectrum,
     System,
     column,
     eliminate,
-    sparse_normal,
 )
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.stopping import negligible, slack
@@ -189,6 +190,7 @@ class ConstraintSpace(Space):
 
 
 Factor = Tensor | SparseFactor | None
+Systems = Callable[[Pattern], SparseSystems]  # what is made once for a pattern
 
 
 class Budget:
@@ -232,7 +234,8 @@ class OutputSpace(Space):
         active: use only equalities and violated rows in J.
         krylov: matrix-free solver, or None for Cholesky factors.
         budget: memory for factors that the backward pass reuses.
-        sparse: solve on the pattern of the remaining rows; what is eliminated is a box, or nothing.
+        sparse: the systems on the pattern of the remaining rows, None for dense ones; what is eliminated is a box, or
+            nothing.
     """
 
     eliminated: Map | None
@@ -243,7 +246,7 @@ class OutputSpace(Space):
     active: bool
     krylov: ConjugateGradients | None
     budget: Budget
-    sparse: bool = False
+    sparse: Systems | None = None
 
     def __post_init__(self) -> None:
         self.first = 0 if self.eliminated is None else self.eliminated.rows  # where the other rows begin
@@ -280,13 +283,13 @@ class OutputSpace(Space):
         active = violated if self.active else None
         others = None if active is None else active[:, self.first :]
         delta = self.scale * column(damping)
-        if self.sparse:
+        if self.sparse is not None:
             box = None if self.eliminated is None else self._box(y, active, damping)
             if not isinstance(factor, SparseFactor):
                 linear = self.others.linearize(y)
                 values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
                 assert pattern is not None
-                factor = sparse_normal(pattern).factor(values, delta, None if box is None else box.weights, others)
+                factor = self.sparse(pattern).factor(values, delta, None if box is None else box.weights, others)
             return SparseDual(factor, damping, box)
         assert not isinstance(factor, SparseFactor)
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
