@@ -37,8 +37,8 @@ class SnareLayer(Layer):
         nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
         weights: (n,) how dear it is to move each variable, for `nearest`; see `repair`.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
-            replay it: several times faster where kernels are small. A batch with samples that need more steps is
-            repaired again without it, as is any under constraints with tensors that need a gradient. One call must be
+            replay it: several times faster where kernels are small. Samples that need more steps are repaired again
+            without it, as is every batch under constraints with tensors that need a gradient. One call must be
             differentiated before the next. 0 for none.
 
     Example:
@@ -122,7 +122,7 @@ class SnareLayer(Layer):
         )
 
     def _replay(self, y: Tensor, x: Any) -> Solution | None:
-        """The repair with `record` steps, from a recording; None if there is none, or if some sample needs more."""
+        """The repair with `record` steps, from a recording, and more for samples that need them; None without one."""
         options = replace(self.options, max_steps=self.record, rescue=False)
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
@@ -131,7 +131,12 @@ class SnareLayer(Layer):
             return value, *rest, solution.converged.all()
 
         found = self._recorder(call, *([y] if x is None else [y, x]), key=options)
-        return None if found is None or not bool(found[-1]) else Solution(found[0], y, *found[1:-1])
+        if found is None:
+            return None
+        solution = Solution(found[0], y, *found[1:-1])
+        if bool(found[-1]):
+            return solution
+        return repair_with(self.options, self.constraints, y, x, 0.0, self.weights, first=solution)
 
     def extra_repr(self) -> str:
         asked = self.options

@@ -103,7 +103,7 @@ class Multifrontal:
         places = (first[order], second[order], entry[self.size :][order], entry[: self.size])
         self._first, self._second, self._entry, self._diagonal = (torch.from_numpy(place) for place in places)
         self._known = np.divmod(known, max(1, self.size))  # row and column of each entry of the lower half
-        self._entries = len(known)
+        self.entries = len(known)
         self._steps, self._pool = _Places(self.tree, *self._known).steps()
 
     def unpadded(self) -> tuple[list[Step], int]:
@@ -124,8 +124,8 @@ class Multifrontal:
         self._move(values.device)
         batch = len(diagonal)
         pool = values.new_empty(batch, self._pool)
-        pool[:, : self._entries] = self._matrix(values, diagonal)
-        pool[:, self._entries] = 1
+        pool[:, : self.entries] = self._matrix(values, diagonal)
+        pool[:, self.entries] = 1
         factors, codes = [], [torch.zeros(batch, 1, dtype=torch.int32, device=values.device)]
         for step in self._steps:
             transfer, code, left = _eliminate(step, _assemble(step, pool))
@@ -136,7 +136,7 @@ class Multifrontal:
 
     def _matrix(self, values: Tensor, diagonal: Tensor) -> Tensor:
         """The lower half's entries (B, entries), in chunks that stay in a cache."""
-        found = values.new_zeros(self._entries, values.shape[1])
+        found = values.new_zeros(self.entries, values.shape[1])
         found[self._diagonal] = diagonal.T
         chunk = max(1, _CHUNK // max(1, values.shape[1]))
         for first, second, entry in zip(

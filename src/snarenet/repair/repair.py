@@ -86,13 +86,23 @@ def repair_with(
     x: Any = None,
     relax: float | Tensor = 0.0,
     weights: Tensor | None = None,
+    first: Solution | None = None,
 ) -> Solution:
-    """`repair` with options that were checked before; it warns of nothing."""
-    return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights), y, x)
+    """`repair` with options that were checked before; it warns of nothing.
+
+    `first` is what a first attempt came to, if there was one: only samples that it left outside are attempted again.
+    """
+    return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights, first), y, x)
 
 
 def _repair(
-    options: Options, constraints: Constraints, y: Tensor, x: Any, relax: float | Tensor, weights: Tensor | None
+    options: Options,
+    constraints: Constraints,
+    y: Tensor,
+    x: Any,
+    relax: float | Tensor,
+    weights: Tensor | None,
+    first: Solution | None,
 ) -> Solution:
     """The whole course, without autocast."""
     work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
@@ -102,7 +112,11 @@ def _repair(
     output = output_dtype(y.dtype)
     aim = options.aim(output)
     asked = options if aim == options.tol else replace(options, tol=aim)
-    out = _attempt(aim, choose(asked, constraints.memo, instance, start), instance, start, finite)
+    if first is None:
+        out = _attempt(aim, choose(asked, constraints.memo, instance, start), instance, start, finite)
+    else:
+        known = _Judged(first.value.to(start.dtype), first.status, first.steps, first.violation)
+        out = _again(known, asked, constraints, instance, start, finite)
     if options.rescue and not tracing():
         out = _rescue(asked, constraints, instance, start, finite, out)
     if options.nearest and options.tol and not tracing():  # a projection that failed may be worse than the prediction
@@ -131,6 +145,17 @@ class _Judged(NamedTuple):
             old.index_copy(0, samples[better], new[better]) for old, new in zip(self, again, strict=True)
         )
         return _Judged(value, status, self.steps.index_add(0, samples, again.steps), violation)
+
+
+def _again(
+    out: _Judged, options: Options, constraints: Constraints, instance: Instance, start: Tensor, finite: Tensor
+) -> _Judged:
+    """The same with samples that did not converge attempted from the start."""
+    failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
+    part, y = instance.select(failed), start[failed]
+    return out.improved(
+        failed, _attempt(options.tol, choose(options, constraints.memo, part, y), part, y, finite[failed])
+    )
 
 
 def _rescue(

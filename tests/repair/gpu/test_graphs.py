@@ -107,6 +107,18 @@ def polytope() -> sn.Constraints:
     return sn.Linear(draw(10, 16, seed=1), lower, lower + 1.5) & sn.Linear(draw(4, 16, seed=2), equals=lambda x: x)
 
 
+LINKS = 70
+
+
+def chain() -> sn.Constraints:
+    """Neighbours that are tied to each other, by as much as x says, and a box."""
+
+    def ties(y: Tensor, x: Tensor) -> Tensor:
+        return y[:, 1:].sin() + y[:, 1:] - 0.5 * y[:, :-1].square() - 0.1 * x
+
+    return sn.Nonlinear(ties, LINKS - 1, equals=0.0) & sn.Box(-1.0, 1.0)
+
+
 class TestRecorded:
     pytestmark = on_a_gpu
 
@@ -136,6 +148,23 @@ class TestRecorded:
                 assert_equal(a, b, 1e-9)
             with torch.no_grad():
                 assert_equal(mine(y, x), results[1][0], 1e-9)
+
+    @pytest.mark.parametrize("steps", [60, 14], ids=["enough steps", "too few for some"])
+    def test_a_function_with_a_sparse_jacobian(self, steps: int) -> None:
+        constraints = chain().to("cuda")
+        mine, plain = sn.SnareLayer(constraints, record=steps), sn.SnareLayer(constraints)
+        for seed in range(3):
+            y, x = draw(BATCH, LINKS, seed=seed).cuda(), draw(BATCH, 1, seed=seed + 9).cuda()
+            y[0] *= 1e-3  # near the set
+            y.requires_grad_()
+            x.requires_grad_()
+            results = []
+            for layer in (mine, plain):
+                value = layer(y, x)
+                results.append([value, *torch.autograd.grad(value.square().sum(), [y, x])])
+            for a, b in zip(*results, strict=True):
+                assert_equal(a, b, 1e-8)
+            assert "sparse" in mine.explain(y, x).system
 
     def test_samples_that_need_more_steps_get_them(self) -> None:
         short, plain = self.layers(record=2)

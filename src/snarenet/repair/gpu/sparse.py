@@ -40,7 +40,7 @@ class KernelSystems:
         self.scratch = pooled + len(normal.row)
         self.room = 4 * rows + columns + 2 * core.size
         first, second, entry, diagonal = core.products()
-        node = np.full(int(entry.max(initial=core.size - 1)) + 1, -1)
+        node = np.full(core.entries, -1)
         node[diagonal] = np.arange(core.size)
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
