@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snarenet.repair.gpu import blocks, launching, nvrtc, rows, sparse
+from snarenet.repair.gpu import blocks, launching, nvrtc, rows, sparse, stepping
 from snarenet.repair.gpu.nvrtc import Argument
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -58,8 +58,8 @@ def _build(name: str, options: tuple[str, ...]) -> str:
         names = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(', code)
         names += [f"{base}{s}" for base in re.findall(r"(\w+)##S\(", code) for s in (1, 2, 4)]
         entries = " ".join(f"ENTRY({kernel})" for kernel in names if f"{kernel}##S" not in code)
-        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-x", "c++"]
-        command += [str(header), f'-DSOURCE="{source}"', f"-DENTRIES={entries}", f"-I{nvrtc.folder()}", *options]
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-pthread", "-x", "c++"]
+        command += ["-Wno-unknown-pragmas", str(header), f'-DSOURCE="{source}"', f"-DENTRIES={entries}", f"-I{nvrtc.folder()}", *options]
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             done = subprocess.run([*command, "-o", f"{folder}/emulation.so"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
@@ -98,6 +98,7 @@ def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
     patch.setattr(rows, "THREADS", threads)
     patch.setattr(blocks, "THREADS", threads)
     patch.setattr(sparse, "THREADS", threads)
+    patch.setattr(stepping, "THREADS", threads)
     patch.setattr(launching, "load", load)
     return ran
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from snarenet.tracing import to_onnx
 
-_POOR, _GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
-_NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
-_QUICK = 0.1  # what is left of the damping after such a step, but
-_SAFE = 1e-7  # not less than this: dependent rows amplify rounding by as much as the damping is small
+POOR, GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
+NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
+QUICK = 0.1  # what is left of the damping after such a step, but
+SAFE = 1e-7  # not less than this: dependent rows amplify rounding by as much as the damping is small
 
 
 def _check(**values: float) -> None:
@@ -122,8 +122,8 @@ class Annealed(Damping):
         assert gain is not None
         assert isinstance(damping, Tensor)
         lower = damping * _exact(self.ratio, damping)
-        quick = (damping * _exact(min(_QUICK, self.ratio), damping)).clamp(min=_SAFE)
-        return torch.where((gain > _GOOD) & (distance < _NEAR), torch.minimum(lower, quick), lower).clamp(
+        quick = (damping * _exact(min(QUICK, self.ratio), damping)).clamp(min=SAFE)
+        return torch.where((gain > GOOD) & (distance < NEAR), torch.minimum(lower, quick), lower).clamp(
             min=self.floor
         )
 
@@ -141,8 +141,8 @@ class Adaptive(Damping):
     down: float = 0.2
     floor: float = 1e-15
     ceiling: float = 1e10
-    poor: float = _POOR
-    good: float = _GOOD
+    poor: float = POOR
+    good: float = GOOD
     relative: bool = True
     searches: ClassVar[bool] = True
 

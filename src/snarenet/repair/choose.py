@@ -18,6 +18,7 @@ from snarenet.repair.gpu import rows as packing
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.gpu.sparse import kernel_systems
+from snarenet.repair.gpu.stepping import KernelLoop, KernelSpace
 from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace, Systems
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
@@ -109,8 +110,10 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
-    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
-    return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
+    kernels = on_pattern is kernel_systems and not damping.searches
+    kind, loop = (KernelSpace, KernelLoop) if kernels else (OutputSpace, Loop)
+    space = kind(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
+    return Choice(loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
 def _systems(instance: Instance) -> Systems | None:

@@ -19,7 +19,7 @@ CONVERGED, GOING, STALLED, NONFINITE = (
 _ROUNDING = 256  # in units of the precision: what rounding may do to a residual
 _SHORTEST = 1e-3  # least length of a row that makes its tolerance stricter
 _LOOK = 40  # steps between two looks at the progress: a search may reject some 25 in a row
-_PROGRESS = 0.9  # what must be left at most, at the second look, of the least violation at the first
+PROGRESS = 0.9  # what must be left at most, at the second look, of the least violation at the first
 _SMALL = 1e-3  # relative damping up to which a step is nearly Newton's, so that it should make progress
 _FAR = 1e8  # how many times larger a point or its violation is than the best one, if the repair ran away
 
@@ -68,7 +68,7 @@ def looks(step: int, damping: Damping, level: float | Tensor) -> bool:
 
 def idle(best: Tensor, mark: Tensor) -> Tensor:
     """(B,) true where the least violation so far, `best`, is hardly less than at the last look, `mark`."""
-    return best > _PROGRESS * mark
+    return best > PROGRESS * mark
 
 
 def ran_away(position: Tensor, worst: Tensor, best_position: Tensor, best: Tensor) -> Tensor:

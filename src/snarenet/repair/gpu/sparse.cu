@@ -1,184 +1,30 @@
-// Systems diag(damping) + J W^-1 J' on one sparse pattern, a block of threads a sample: `factor`, `solve`, and the
-// products `push` and `pull` with J. What is solved, in which form and with how much refinement says linalg/sparse.py; the
-// fronts are those of linalg/fronts.py, one after the other and without padding, each in shared memory while it is worked on.
-// Every sum has one order, so that results can be reproduced to the last bit.
+// Kernels of sparse systems: factors of a batch, solutions with them, and products with J. `sparse.py` starts them.
 
-#include "common.cuh"
-
-// What follows from the pattern: numbers, then arrays, each where the numbers after the first ten say (`sparse.py`).
-struct Plan {
-  int primal, rows, columns, nonzeros, size;     // of J, and of the matrix that is factored
-  int entries, pooled, kept, fronts, largest;    // of its lower half, of the pool, of the factor; how many fronts, the widest
-  const int *row, *col;                          // of each nonzero, row by row
-  const int *row_start, *col_start, *col_entry;  // the nonzeros of each row, and of each column
-  const int *start, *first, *second, *node;      // the products of each entry; its node if it is on the diagonal, else -1
-  const int *front, *nodes;                      // `Front`s, and their nodes, pivots before border
-  const int *target, *source_start, *source;     // where a front is not zero, and what of the pool is added there
-};
-__device__ inline Plan plan_of(const int* n) {
-  const int* at = n + 10;
-  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n + at[0], n + at[1], n + at[2], n + at[3],
-          n + at[4], n + at[5], n + at[6], n + at[7], n + at[8], n + at[9], n + at[10], n + at[11], n + at[12], n + at[13]};
-}
-
-// A front: `pivots` are eliminated, `border` nodes stay; where its nodes, targets, factor and what it leaves begin.
-struct Front {
-  int pivots, border, pivot, node, target, targets, factor, left;
-  __device__ int all() const { return pivots + border; }
-};
-__device__ inline Front front_of(const Plan& plan, int k) {
-  const int* f = plan.front + 8 * k;
-  return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]};
-}
-
-// The sum of term(i) for i < count, for all threads; `partial` has room for one number a thread.
-template <typename Term>
-__device__ real total(int count, real* partial, Term term) {
-  real sum = 0;
-  EACH(i, 0, count) sum += term(i);
-  partial[threadIdx.x] = sum;
-  __syncthreads();
-  for (int width = blockDim.x; width > 1;) {
-    int half = (width + 1) / 2;
-    if ((int)threadIdx.x < width - half) partial[threadIdx.x] += partial[threadIdx.x + half];
-    __syncthreads();
-    width = half;
-  }
-  real found = partial[0];
-  __syncthreads();
-  return found;
-}
-
-// ---- factor
-
-__device__ void assemble(const Plan& plan, const Front& f, const real* pool, real shift, real* F) {
-  int s = f.all();
-  EACH(i, 0, s * s) F[i] = 0;
-  __syncthreads();
-  EACH(t, f.target, f.target + f.targets) {
-    real sum = 0;
-    for (int e = plan.source_start[t]; e < plan.source_start[t + 1]; e++) sum += pool[plan.source[e]];
-    int at = plan.target[t];
-    F[at] = sum + (at % (s + 1) == 0 && at / (s + 1) < f.pivots ? shift : (real)0);
-  }
-  __syncthreads();
-}
-
-// Eliminates the pivots of F, L D L' of its lower half. What is left of it: D on the diagonal of the pivots, the inverse of L
-// in place of L, and the Schur complement. False if a pivot is not positive. `column` has room for two columns: the one
-// that is eliminated is read from there, as its place is overwritten meanwhile.
-__device__ bool eliminate(int s, int pivots, real* F, real* column) {
-  int width = blockDim.x < 16 ? 1 : 16, across = threadIdx.x % width, down = threadIdx.x / width, high = blockDim.x / width;
-  EACH(i, 0, s) column[i] = F[i * s];
-  __syncthreads();
-  for (int k = 0; k < pivots; k++) {  // threads beyond `high` rows of `width` wait
-    const real* mine = column + (k & 1) * s;
-    real *next = column + (1 - (k & 1)) * s, pivot = mine[k];
-    if (!(pivot > 0 && pivot < (real)INFINITY)) return false;
-    real inverse = 1 / pivot;
-    for (int i = k + 1 + down; i < s && down < high; i += high) {
-      real factor = mine[i] * inverse, *line = F + i * s;
-      for (int j = across; j <= i; j += width) {
-        if (j < k) line[j] -= factor * F[k * s + j];
-        else if (j == k) line[j] = -factor;
-        else {
-          line[j] -= factor * mine[j];
-          if (j == k + 1) next[i] = line[j];
-        }
-      }
-    }
-    __syncthreads();
-  }
-  return true;
-}
-
-// Keeps T = [D^(-1/2) M; E], the inverse of L below its pivots, column by column, and what the front leaves.
-__device__ void keep(const Front& f, const real* F, real* pool, real* T) {
-  int s = f.all(), p = f.pivots;
-  EACH(e, 0, s * p) {
-    int k = e / s, i = e % s;
-    real root = i < p ? 1 / sqrt(F[i * s + i]) : (real)1;
-    T[f.factor + e] = i < k ? (real)0 : i == k ? root : F[i * s + k] * root;
-  }
-  EACH(e, 0, f.border * f.border) {
-    int a = e / f.border, b = e % f.border;
-    if (b <= a) pool[f.left + e] = F[(p + a) * s + p + b];
-  }
-  __syncthreads();
-}
+#include "sparse.cuh"
 
 // values (B, nonzeros) and damping (B, rows) of the rows in use, else 0 and 1; weights (B, columns) are the inverse ones.
-// `inside`: a front fits into shared memory, else it is in scratch. Writes transfer (B, kept), length (B,) of a typical row in the metric, and info (B,), not 0 where there is no factor.
-extern "C" __global__ void factor(
-    const int* places, const real* values, const real* damping, const real* weights, int weighted, real* scratch,
-    int inside, real* transfer, real* length, int* info, double least, double most) {
+// Writes transfer (B, kept), length (B,) and info (B,), not 0 where there is no factor.
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
+    const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
+    real* length, real* scratch, int room, int inside, int* info, double least, double most) {
   const Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  int square = plan.largest * plan.largest;
-  long long sample = blockIdx.x;
-  values += sample * plan.nonzeros, damping += sample * plan.rows, weights += weighted ? sample * plan.columns : 0;
-  real *pool = scratch + sample * (plan.pooled + plan.nonzeros + (inside ? 0 : square)), *K = pool + plan.pooled;
-  real *partial = shared, *column = partial + blockDim.x, *F = inside ? column + 2 * plan.largest : K + plan.nonzeros;
-  real* T = transfer + sample * plan.kept;
-  EACH(e, 0, plan.nonzeros) K[e] = weighted ? values[e] * sqrt(weights[plan.col[e]]) : values[e];
-  __syncthreads();
-  real squares = total(plan.nonzeros, partial, [&](int e) { return K[e] * K[e]; });
-  if (threadIdx.x == 0) length[sample] = sqrt(squares / (plan.rows > 0 ? plan.rows : 1));
-  if (plan.primal) {
-    EACH(e, 0, plan.nonzeros) K[e] /= sqrt(damping[plan.row[e]]);
-    __syncthreads();
-  }
-  EACH(e, 0, plan.entries) {
-    real sum = plan.node[e] < 0 ? (real)0 : plan.primal ? (real)1 : damping[plan.node[e]];
-    for (int t = plan.start[e]; t < plan.start[e + 1]; t++) sum += K[plan.first[t]] * K[plan.second[t]];
-    pool[e] = sum;
-  }
-  __syncthreads();
-  real shift = 0, mean = 0;
-  bool done = false;
-  for (double share = least; !done; share *= 100) {
-    done = true;
-    for (int k = 0; k < plan.fronts && done; k++) {
-      Front f = front_of(plan, k);
-      assemble(plan, f, pool, shift, F);
-      done = eliminate(f.all(), f.pivots, F, column);
-      if (done) keep(f, F, pool, T);
-    }
-    if (done || share >= most) break;
-    __syncthreads();
-    if (shift == 0) {  // a matrix singular to working precision gets the smallest shift that it needs
-      mean = total(plan.entries, partial, [&](int e) { return plan.node[e] < 0 ? (real)0 : pool[e]; }) / plan.size;
-      if (!(mean < (real)INFINITY)) break;
-    }
-    shift = (real)share * mean;
-  }
-  if (threadIdx.x == 0) info[sample] = !done;
-  if (!done) EACH(e, 0, plan.kept) T[e] = (real)NAN;
+  Sample of = sample_of(plan, shared, scratch, room, inside);
+  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  bool done = factorise(plan, of, least, most);
+  if (threadIdx.x == 0) info[blockIdx.x] = !done;
 }
 
-// ---- products
-
-// out = J v, for the rows of one sample
-__device__ void times(const Plan& plan, const real* values, const real* v, real* out) {
-  EACH(i, 0, plan.rows) {
-    real sum = 0;
-    for (int e = plan.row_start[i]; e < plan.row_start[i + 1]; e++) sum += values[e] * v[plan.col[e]];
-    out[i] = sum;
-  }
-}
-
-// out = J'w, or |J|'|w|
-template <bool ABSOLUTE>
-__device__ void transposed(const Plan& plan, const real* values, const real* w, real* out) {
-  EACH(j, 0, plan.columns) {
-    real sum = 0;
-    for (int t = plan.col_start[j]; t < plan.col_start[j + 1]; t++) {
-      int e = plan.col_entry[t];
-      real term = values[e] * w[plan.row[e]];
-      sum += ABSOLUTE ? fabs(term) : term;
-    }
-    out[j] = sum;
-  }
+// found (B, rows) for right-hand sides rhs (B, rows)
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) solve(
+    const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
+    real* length, real* scratch, int room, const real* rhs, real* found, int refinements, double rounding) {
+  const Plan plan = plan_of(places);
+  SHARED_MEMORY(shared);
+  Sample of = sample_of(plan, shared, scratch, room, 0);
+  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  long long first = (long long)blockIdx.x * plan.rows;
+  solve_refined(plan, of, rhs + first, found + first, refinements, rounding);
 }
 
 extern "C" __global__ void push(const int* places, const real* values, const real* v, real* out) {
@@ -191,122 +37,4 @@ extern "C" __global__ void pull(const int* places, const real* values, const rea
   const Plan plan = plan_of(places);
   long long sample = blockIdx.x;
   transposed<false>(plan, values + sample * plan.nonzeros, w + sample * plan.rows, out + sample * plan.columns);
-}
-
-// ---- solve
-
-// One sample at work: its numbers, and vectors of scratch.
-struct Sample {
-  const real *values, *damping, *weights, *T;
-  bool weighted;
-  real *x, *half, *across, *scaled;  // size, size, columns, rows
-  real *buffer, *partial;            // in shared memory: a front's vector, and a number a thread
-};
-
-// x = A^-1 x: T b_p = [half; change of b_u] on the way up, x_p = T'[half; x_u] on the way down.
-__device__ void substitute(const Plan& plan, const Sample& of) {
-  for (int k = 0; k < plan.fronts; k++) {
-    Front f = front_of(plan, k);
-    const int *nodes = plan.nodes + f.node, s = f.all();
-    const real* T = of.T + f.factor;
-    EACH(i, 0, f.pivots) of.buffer[i] = of.x[nodes[i]];
-    __syncthreads();
-    sums(s, f.pivots, of.partial, [&](int i, int j) { return T[j * s + i] * of.buffer[j]; }, [&](int i, real sum) {
-      if (i < f.pivots) of.half[f.pivot + i] = sum;
-      else of.x[nodes[i]] += sum;
-    });
-    __syncthreads();
-  }
-  for (int k = plan.fronts - 1; k >= 0; k--) {
-    Front f = front_of(plan, k);
-    const int *nodes = plan.nodes + f.node, s = f.all();
-    const real* T = of.T + f.factor;
-    EACH(i, 0, s) of.buffer[i] = i < f.pivots ? of.half[f.pivot + i] : of.x[nodes[i]];
-    __syncthreads();
-    sums(f.pivots, s, of.partial, [&](int j, int i) { return T[j * s + i] * of.buffer[i]; },
-         [&](int j, real sum) { of.x[nodes[j]] = sum; });
-    __syncthreads();
-  }
-}
-
-// out = the system's inverse times rhs, by the factor alone
-__device__ void once(const Plan& plan, const Sample& of, const real* rhs, real* out) {
-  if (!plan.primal) {
-    EACH(i, 0, plan.size) of.x[i] = rhs[i];
-    __syncthreads();
-    substitute(plan, of);
-    EACH(i, 0, plan.size) out[i] = of.x[i];
-    __syncthreads();
-    return;
-  }
-  EACH(i, 0, plan.rows) of.scaled[i] = rhs[i] / of.damping[i];
-  __syncthreads();
-  transposed<false>(plan, of.values, of.scaled, of.x);
-  __syncthreads();
-  if (of.weighted) {
-    EACH(j, 0, plan.columns) of.x[j] *= sqrt(of.weights[j]);
-    __syncthreads();
-  }
-  substitute(plan, of);
-  if (of.weighted) {
-    EACH(j, 0, plan.columns) of.x[j] *= sqrt(of.weights[j]);
-    __syncthreads();
-  }
-  times(plan, of.values, of.x, out);
-  __syncthreads();
-  EACH(i, 0, plan.rows) out[i] = of.scaled[i] - out[i] / of.damping[i];
-  __syncthreads();
-}
-
-// out = rhs - the system's matrix times w; returns its length
-__device__ real residual(const Plan& plan, const Sample& of, const real* rhs, const real* w, real* out) {
-  transposed<false>(plan, of.values, w, of.across);
-  __syncthreads();
-  if (of.weighted) {
-    EACH(j, 0, plan.columns) of.across[j] *= of.weights[j];
-    __syncthreads();
-  }
-  times(plan, of.values, of.across, out);
-  __syncthreads();
-  EACH(i, 0, plan.rows) out[i] = rhs[i] - (out[i] + of.damping[i] * w[i]);
-  __syncthreads();
-  return sqrt(total(plan.rows, of.partial, [&](int i) { return out[i] * out[i]; }));
-}
-
-// found (B, rows) = the system's inverse times rhs (B, rows), refined until its backward error is one of rounding or no
-// longer halves, at most `refinements` times. `scratch` has room for 4 rows + columns + 2 size numbers a sample.
-extern "C" __global__ void solve(
-    const int* places, const real* values, const real* damping, const real* weights, int weighted, const real* transfer,
-    const real* length, const real* rhs, real* found, real* scratch, int refinements, double rounding) {
-  const Plan plan = plan_of(places);
-  SHARED_MEMORY(shared);
-  long long sample = blockIdx.x;
-  real* room = scratch + sample * (4 * plan.rows + plan.columns + 2 * plan.size);
-  Sample of = {values + sample * plan.nonzeros, damping + sample * plan.rows,
-               weights + (weighted ? sample * plan.columns : 0), transfer + sample * plan.kept, weighted != 0};
-  of.x = room, of.half = of.x + plan.size, of.across = of.half + plan.size, of.scaled = of.across + plan.columns;
-  of.partial = shared, of.buffer = shared + blockDim.x;
-  real *trial = of.scaled + plan.rows, *rest = trial + plan.rows, *left = rest + plan.rows;
-  rhs += sample * plan.rows, found += sample * plan.rows;
-  once(plan, of, rhs, found);
-  if (refinements == 0) return;
-  transposed<true>(plan, of.values, found, of.across);  // the size of the numbers that cancel in a residual
-  __syncthreads();
-  real reach = sqrt(total(plan.columns, of.partial, [&](int j) {
-    return of.across[j] * of.across[j] * (weighted ? of.weights[j] : (real)1);
-  }));
-  reach = sqrt(total(plan.rows, of.partial, [&](int i) { return rhs[i] * rhs[i]; })) + length[sample] * reach;
-  real goal = (real)rounding * reach, size = residual(plan, of, rhs, found, rest);
-  for (int k = 0; k < refinements && size > goal; k++) {
-    once(plan, of, rest, trial);
-    EACH(i, 0, plan.rows) trial[i] += found[i];
-    __syncthreads();
-    real now = residual(plan, of, rhs, trial, left);
-    if (!(now < size)) break;
-    EACH(i, 0, plan.rows) found[i] = trial[i], rest[i] = left[i];
-    __syncthreads();
-    bool halved = now < size / 2;
-    size = now;
-    if (!halved) break;
-  }
 }

@@ -1,4 +1,4 @@
-"""`KernelSystems`: sparse systems of a batch by kernels, a block of threads a sample; `sparse.cu` is their other half.
+"""`KernelSystems`: sparse systems of a batch by kernels, a block of threads a sample; `sparse.cuh` is their other half.
 
 They solve what `linalg/sparse.py` solves, in the same form, by the same fronts. A factor is one launch, and so is a
 solution with all its refinements: each sample refines as often as it needs, and nobody waits for the host.
@@ -20,8 +20,9 @@ from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.nvrtc import Argument
 
 THREADS = 256  # of a block
+_RESIDENT = 4  # blocks that a multiprocessor has registers for: they wait for memory in turn
 _NUMBERS = 10  # at the head of a plan, before the places of its arrays
-_LEAST, _MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
+_LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
 
 class KernelSystems:
@@ -37,8 +38,7 @@ class KernelSystems:
         steps, pooled = core.unpadded()
         self.largest = max((step.size for step in steps), default=0)
         self.kept = sum(step.size * step.pivots for step in steps)
-        self.scratch = pooled + len(normal.row)
-        self.room = 4 * rows + columns + 2 * core.size
+        self._making, self._using = pooled + len(normal.row), 4 * rows + columns + 2 * core.size
         first, second, entry, diagonal = core.products()
         node = np.full(core.entries, -1)
         node[diagonal] = np.arange(core.size)
@@ -62,20 +62,37 @@ class KernelSystems:
             damping = torch.where(active, damping, 1.0)
             values = torch.where(active[:, self.rows_of(values.device)], values, 0.0)
         values, damping = values.contiguous(), damping.contiguous()
-        weights = None if inverse_weights is None else inverse_weights.contiguous()
-        batch, real = len(values), values.element_size()
-        kept, length = values.new_empty(batch, self.kept), values.new_empty(batch)
-        info = torch.empty(batch, dtype=torch.int32, device=values.device)
-        beside = THREADS + 2 * self.largest
-        inside = (beside + self.largest**2) * real <= launching.most_shared(values)
-        front = self.largest**2
-        scratch = values.new_empty(batch, self.scratch + (0 if inside else front))
-        factor = KernelFactor(self, values, damping, weights, kept, length, info)
-        shift = _LEAST * torch.finfo(values.dtype).eps * self.normal.gram.size
-        factor.launch(
-            "factor", (beside + front * inside) * real, scratch, int(inside), kept, length, info, shift, _MOST
-        )  # fmt: skip
+        factor = self.empty(values, damping, None if inverse_weights is None else inverse_weights.contiguous())
+        inside = self.inside(values)
+        factor.launch("factor", inside, int(inside), factor.info, self.shift(values), MOST)
         return factor
+
+    def empty(self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None) -> KernelFactor:
+        """Factors that are yet to be made."""
+        batch = len(values)
+        info = torch.empty(batch, dtype=torch.int32, device=values.device)
+        kept, length = values.new_empty(batch, self.kept), values.new_empty(batch)
+        return KernelFactor(self, values, damping, inverse_weights, kept, length, info)
+
+    def inside(self, like: Tensor) -> bool:
+        """Does a block have shared memory for a front?"""
+        return self.shared(like, True) <= launching.most_shared(like)
+
+    def shared(self, like: Tensor, inside: bool) -> int:
+        """Bytes of shared memory that a block needs."""
+        return (THREADS + 2 * self.largest + self.largest**2 * inside) * like.element_size()
+
+    def room(self, inside: bool) -> int:
+        """Numbers of scratch that a sample needs."""
+        return max(self._making + self.largest**2 * (not inside), self._using)
+
+    def shift(self, like: Tensor) -> float:
+        """The least shift of a singular matrix, as a share of its mean diagonal."""
+        return _LEAST * torch.finfo(like.dtype).eps * self.normal.gram.size
+
+    @property
+    def refinements(self) -> int:
+        return REFINEMENTS if self.normal.refines else 0
 
     def plan(self, device: torch.device) -> Tensor:
         """All places, for the kernels."""
@@ -124,12 +141,8 @@ class KernelFactor(SparseFactor):
         )  # fmt: skip
 
     def solve(self, rhs: Tensor) -> Tensor:
-        systems, rhs = self.systems, rhs.contiguous()
-        found, scratch = torch.empty_like(rhs), rhs.new_empty(len(rhs), systems.room)
-        rounding = ROUNDING * torch.finfo(rhs.dtype).eps
-        shared = (THREADS + systems.largest) * rhs.element_size()
-        refinements = REFINEMENTS if systems.normal.refines else 0
-        self.launch("solve", shared, self.kept, self.length, rhs, found, scratch, refinements, rounding)
+        found = torch.empty_like(rhs, memory_format=torch.contiguous_format)
+        self.launch("solve", False, rhs.contiguous(), found, self.systems.refinements, rounding(rhs))
         return found
 
     def push(self, v: Tensor) -> Tensor:
@@ -141,21 +154,34 @@ class KernelFactor(SparseFactor):
     def _product(self, name: str, v: Tensor, size: int) -> Tensor:
         found = v.new_empty(len(v), size)
         plan = self.systems.plan(v.device)
-        _launch(name, self.values, 0, plan, self.values, v.contiguous(), found)
+        start("sparse", name, self.values, 0, plan, self.values, v.contiguous(), found)
         return found
 
-    def launch(self, name: str, shared: int, *arguments: Argument) -> None:
-        """Start a kernel on these systems; `arguments` are those after the systems' own."""
-        weighted = self.inverse_weights is not None
-        weights = self.inverse_weights if self.inverse_weights is not None else self.damping  # which is not read then
-        plan = self.systems.plan(self.values.device)
-        _launch(name, self.values, shared, plan, self.values, self.damping, weights, int(weighted), *arguments)
+    def launch(self, name: str, inside: bool, *arguments: Argument, source: str = "sparse") -> None:
+        """Start a kernel on these systems; `arguments` are those after the systems' own and their scratch.
+
+        `inside`: with a front in shared memory.
+        """
+        systems, weights = self.systems, self.inverse_weights
+        room = systems.room(inside)
+        start(
+            source, name, self.values, systems.shared(self.values, inside),
+            systems.plan(self.values.device), self.values, self.damping, self.damping if weights is None else weights,
+            int(weights is not None), self.kept, self.length, self.values.new_empty(len(self.values), room), room,
+            *arguments,
+        )  # fmt: skip
 
 
-def _launch(name: str, like: Tensor, shared: int, *arguments: Argument) -> None:
+def rounding(like: Tensor) -> float:
+    """The backward error that a solution may have."""
+    return ROUNDING * torch.finfo(like.dtype).eps
+
+
+def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument) -> None:
     """Start a kernel, a block for every sample of `like` (B, ...)."""
     if len(like):
-        launching.load("sparse", like.dtype, like.device).launch(name, len(like), THREADS, shared, arguments)
+        program = launching.load(source, like.dtype, like.device, BLOCK=THREADS, RESIDENT=_RESIDENT)
+        program.launch(name, len(like), THREADS, shared, arguments)
 
 
 def _starts(index: np.ndarray, size: int) -> np.ndarray:

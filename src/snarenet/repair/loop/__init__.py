@@ -1,7 +1,7 @@
 """The plain engine: the `loop`, the `spaces` that it runs in, and its `tape`."""
 
 from snarenet.repair.loop.bounded import BoundedSpace
-from snarenet.repair.loop.loop import Loop
+from snarenet.repair.loop.loop import Live, Loop
 from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space, Systems
 
-__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Loop", "OutputSpace", "Space", "Systems"]
+__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Live", "Loop", "OutputSpace", "Space", "Systems"]

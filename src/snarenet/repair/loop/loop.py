@@ -51,6 +51,7 @@ class Loop(Engine):
     """
 
     keeps_best = True
+    name = "plain loop"
 
     def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
         self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
@@ -62,13 +63,13 @@ class Loop(Engine):
         where, system = self.space.describe(live.position, violated, live.level)
         saved = self.space.step(live.position, live.residual, violated, live.level)[1]
         kept = [violated, *(leaf for leaf in tree_leaves(saved) if leaf is not None)]
-        return Description(f"plain loop {where}", system, sum(leaf.nbytes for leaf in kept) / len(batch.y))
+        return Description(f"{self.name} {where}", system, sum(leaf.nbytes for leaf in kept) / len(batch.y))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return self.space.tensors(y)
 
     def detached(self, leaves: dict[int, Tensor]) -> Loop:
-        return Loop(self.space.detached(leaves), self.damping, self.tol, self.max_steps)
+        return type(self)(self.space.detached(leaves), self.damping, self.tol, self.max_steps)
 
     def run(self, batch: Batch, taped: bool) -> tuple[Outcome, StepTape | None]:
         """Run the loop.
@@ -94,7 +95,7 @@ class Loop(Engine):
             tape.lasts = lasts
         return Outcome(self.space.finish(batch.y, position), status, steps), tape
 
-    def _begin(self, batch: Batch, eager: bool) -> _Live:
+    def _begin(self, batch: Batch, eager: bool) -> Live:
         """Everybody before the first step."""
         y, lower, upper, finite = batch
         space, damping, position = self.space, self.damping, self.space.start(y)
@@ -107,12 +108,23 @@ class Loop(Engine):
         distance = _distance(space, position, r) if self.paced else None
         level, steps = damping.first(y, distance), torch.zeros_like(status)
         best = position, worst, steps, torch.full_like(worst, math.inf)
-        return _Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
+        return Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
 
-    def _step(self, k: int, s: _Live, eager: bool, tape: StepTape | None) -> tuple[_Live, bool]:
+    def _step(self, k: int, s: Live, eager: bool, tape: StepTape | None) -> tuple[Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
-        violated, tol = (s.residual != 0) | s.pinned, inner_tolerance(self.tol, s.space.slack)
+        violated = (s.residual != 0) | s.pinned
         trial, saved = s.space.step(s.position, s.residual, violated, s.level)
+        after, moved, stopped = self._look(k, s, violated, trial, saved, eager)
+        if tape is not None:
+            below = s.space.below(s.residual, saved) if tape.bounds else None
+            tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
+        return after, stopped
+
+    def _look(
+        self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
+    ) -> tuple[Live, Tensor | None, bool]:
+        """Where step k led: everybody after it, who moved (None for all), and whether somebody stopped."""
+        tol = inner_tolerance(self.tol, s.space.slack)
         r = residual(s.space.value(trial), s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
         stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
@@ -122,7 +134,7 @@ class Loop(Engine):
         if self.paced:
             pace = _gain(s, violated, trial, r, saved)[0], _distance(s.space, s.position, s.residual)
         moved, status, stopped = None, s.status, False
-        look = self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)
+        look = self._looks(k, s)
         if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
             if stalled is not None and eager and bool(stalled.any()):
                 stalled = stalled & s.space.flat(s.position, s.residual)
@@ -134,18 +146,19 @@ class Loop(Engine):
             else:
                 trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
                 worst = torch.where(moved, worst, s.worst)
-        if tape is not None:
-            below = s.space.below(s.residual, saved) if tape.bounds else None
-            tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
         level = self.damping.following(k, s.level, *(pace or (gain,)))
         mark = s.best if look else s.mark
         steps = s.steps + (1 if eager else (s.status == GOING))
         seen = worst if s.strictness is None else largest(r)
         best = (trial, seen, steps) if self.tol == 0 else s.better(trial, seen, steps, eager)
-        return _Live(*s[:6], trial, r, worst, level, status, steps, *best, mark), stopped
+        return Live(*s[:6], trial, r, worst, level, status, steps, *best, mark), moved, stopped
+
+    def _looks(self, k: int, s: Live) -> bool:
+        """Is it time to look at the progress of samples?"""
+        return self.tol > 0 and not s.space.steady and looks(k, self.damping, s.level)
 
 
-class _Live(NamedTuple):
+class Live(NamedTuple):
     """The samples at work and where they stand; a sample is going while its status is GOING."""
 
     samples: Tensor | None  # their places in the batch; None for the whole batch
@@ -165,11 +178,11 @@ class _Live(NamedTuple):
     best_steps: Tensor  # the steps that led to it
     mark: Tensor  # the least violation when the progress was looked at
 
-    def select(self, keep: Tensor) -> _Live:
+    def select(self, keep: Tensor) -> Live:
         """Some of these samples."""
         samples = keep if self.samples is None else self.samples[keep]
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
-        return _Live(samples, self.space.select(keep), *rest)
+        return Live(samples, self.space.select(keep), *rest)
 
     def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""
@@ -204,7 +217,7 @@ def _distance(space: Space, position: Tensor, residual: Tensor) -> Tensor:
     return torch.where(size > 0, away / size, math.inf)
 
 
-def _gain(s: _Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
+def _gain(s: Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
     """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
     before, after = s.space.merit(s.residual, saved), s.space.merit(r, saved)
     foreseen = torch.where(violated, s.space.predict(s.position, trial, s.residual, saved), 0.0)

@@ -1,0 +1,119 @@
+"""`KernelLoop` in a `KernelSpace`: the loop on sparse rows beside a box, three kernels around the user's function.
+
+A step is one launch, where it led another, and the way back through it a third; g, its Jacobian and its pullback come
+between them. With a launch for every operation of torch there are some 150 a step, which take longer than the
+arithmetic, also in a CUDA graph. Values, gradients, status and steps are those of the plain loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.maps import add
+from snarenet.damping import GOOD, NEAR, QUICK, SAFE, Annealed
+from snarenet.linalg import column
+from snarenet.repair.gpu import launching
+from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, rounding, start
+from snarenet.repair.loop import Live, Loop, OutputSpace
+from snarenet.repair.loop.steps import Pulled, Step
+from snarenet.repair.stopping import GOING, PROGRESS, inner_tolerance, negligible
+
+
+class Saved(NamedTuple):
+    """A step: where it started, how far it went, its multipliers, its factor if there was room."""
+
+    y: Tensor
+    d: Tensor
+    w: Tensor
+    left: Tensor  # (b, m) the residual that the linear model foresees
+    stalled: Tensor  # (b,) true where no step can reduce the violation
+    factor: KernelFactor | None
+
+
+@dataclass(eq=False)
+class KernelSpace(OutputSpace):
+    """`OutputSpace` with sparse systems by kernels; what is eliminated is a box, or nothing."""
+
+    def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
+        linear = self.others.linearize(position)
+        raw, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
+        assert pattern is not None
+        systems, batch = kernel_systems(pattern), len(position)
+        weights = None if self.eliminated is None else torch.empty_like(position)
+        factor = systems.empty(torch.empty_like(raw, memory_format=torch.contiguous_format), self.scale.new_empty(
+            batch, self.others.rows), weights)  # fmt: skip
+        d, trial = torch.empty_like(position), torch.empty_like(position)
+        w, left = torch.empty_like(factor.damping), torch.empty_like(factor.damping)
+        stalled = torch.empty(batch, dtype=torch.bool, device=position.device)
+        inside = systems.inside(raw)
+        factor.launch(
+            "step", inside, int(inside), factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
+            raw.contiguous(), residual.contiguous(), violated, int(not self.active), self.scale.contiguous(),
+            *_level(damping, position), position, d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
+        )  # fmt: skip
+        kept = self.budget.take(factor)
+        assert kept is None or isinstance(kept, KernelFactor)
+        return trial, Saved(position, d, w, left, stalled, kept)
+
+    def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
+        y, d, w, _, _, factor = step.saved
+        if factor is None:
+            factor = self.system(y, step.violated, step.damping).factor
+        v, moved = cotangent.contiguous(), step.moved
+        p, q, e = torch.empty_like(w), torch.empty_like(w), torch.empty_like(v)
+        box = v.new_empty(len(v), self.first)
+        factor.launch(
+            "adjoint", False, factor.systems.refinements, rounding(v), step.violated, moved, int(not self.active),
+            *_level(step.damping, v), v, p, q, e, box, source="stepping",
+        )  # fmt: skip
+        w = torch.where(moved.unsqueeze(1), w, 0.0)
+        change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
+        if self.first:
+            change, q = add(change, -box), torch.cat([box, q], 1)
+        scale = None if self.scale_fn is None else column(step.damping) * p * w
+        return Pulled(cotangent if change is None else cotangent + change, q, scale, found)
+
+
+class KernelLoop(Loop):
+    """The loop in a `KernelSpace`, for a damping that does not search."""
+
+    name = "loop with a kernel a step"
+
+    def _look(
+        self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
+    ) -> tuple[Live, Tensor | None, bool]:
+        space, damping = s.space, self.damping
+        assert isinstance(space, KernelSpace)
+        value, like = space.others.value(trial), torch.empty_like
+        look, strict, paced = self._looks(k, s), s.strictness, self.paced and isinstance(damping, Annealed)
+        after = [*map(like, (s.position, s.residual, s.worst))]
+        after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
+        after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
+        moved = torch.empty_like(saved.stalled)
+        pace = (damping.ratio, min(QUICK, damping.ratio), SAFE, NEAR, GOOD, damping.floor) if paced else (0.0,) * 6
+        start(
+            "stepping", "settle", trial, THREADS * trial.element_size(),
+            value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
+            s.residual, violated, s.residual if strict is None else strict.contiguous(), int(strict is not None),
+            space.scale.contiguous(), s.position, trial, saved.d, saved.left, *_level(s.level, trial)[:1], saved.stalled,
+            s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark,
+            inner_tolerance(self.tol, space.slack), int(look), PROGRESS, int(self.tol == 0), int(paced), *pace,
+            *after, moved,
+        )  # fmt: skip
+        position, r, worst, level, status, steps, *best = after
+        if not paced:
+            level = damping.following(k, s.level, None)
+        stopped = eager and not bool((status == GOING).all())
+        mark = s.best if look else s.mark
+        return Live(*s[:6], position, r, worst, level, status, steps, *best, mark), moved, stopped
+
+
+def _level(damping: float | Tensor, like: Tensor) -> tuple[Tensor, int]:
+    """A damping for the kernels, and whether each sample has its own."""
+    if isinstance(damping, Tensor):
+        return damping.contiguous(), 1
+    return launching.constants((damping,), like.dtype, like.device), 0
