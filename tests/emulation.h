@@ -13,6 +13,7 @@ static Index blockIdx, blockDim, gridDim;
 static char* emulated_memory;
 static std::barrier<>* emulated_barrier;
 static void __syncthreads() { emulated_barrier->arrive_and_wait(); }
+static void __syncwarp() {}  // a warp is one thread
 static void atomicOr(unsigned* at, unsigned bits) { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 

@@ -98,6 +98,7 @@ def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
     patch.setattr(rows, "THREADS", threads)
     patch.setattr(blocks, "THREADS", threads)
     patch.setattr(sparse, "THREADS", threads)
+    patch.setattr(sparse, "WARP", 1)
     patch.setattr(stepping, "THREADS", threads)
     patch.setattr(launching, "load", load)
     return ran

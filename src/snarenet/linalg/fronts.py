@@ -7,7 +7,7 @@ Fronts on one level of the tree do not know each other and are factored together
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from snarenet.linalg.ordering import Graph, minimum_degree, nested_dissection
@@ -79,13 +79,17 @@ def dense_cost(size: int, length: int) -> float:
 
 def best_tree(graph: Graph) -> Tree:
     """The cheapest tree by the estimate, among two orders and several degrees of merging."""
-    trees: list[Tree] = []
+    return _topped(min(trees(graph), key=lambda tree: tree.cost))
+
+
+def trees(graph: Graph, merging: Sequence[float] = _MERGE) -> list[Tree]:
+    """Trees by two orders and several degrees of merging: what a front is taken to cost in itself, in microseconds."""
+    found: list[Tree] = []
     orders: tuple[Callable[[Graph], list[int]], ...] = (minimum_degree, nested_dissection)
     for order in (find(graph) for find in orders):
         fronts, parents = _supernodes(graph, order)
-        trees += [_grouped(order, *_merged(fronts, parents, penalty)) for penalty in _MERGE]
-    best = min(trees, key=lambda tree: tree.cost)
-    return _topped(best)
+        found += [_grouped(order, *_merged(fronts, parents, penalty)) for penalty in merging]
+    return found
 
 
 def _supernodes(graph: Graph, order: list[int]) -> tuple[list[Front], list[int]]:
@@ -146,10 +150,10 @@ def _collected(fronts: list[Front], parents: list[int], into: list[int]) -> tupl
 
 
 def _grouped(order: list[int], fronts: list[Front], parents: list[int]) -> Tree:
-    heights = _heights(parents)
-    levels = max(heights, default=-1) + 1
+    levels_of = heights(parents)
+    levels = max(levels_of, default=-1) + 1
     members: list[list[int]] = [[] for _ in range(levels)]
-    for k, height in enumerate(heights):
+    for k, height in enumerate(levels_of):
         members[height].append(k)
     groups, cost = [], 0.0
     for level in members:
@@ -159,12 +163,13 @@ def _grouped(order: list[int], fronts: list[Front], parents: list[int]) -> Tree:
     return Tree(order, fronts, parents, groups, cost, levels)
 
 
-def _heights(parents: list[int]) -> list[int]:
-    heights = [0] * len(parents)
+def heights(parents: list[int]) -> list[int]:
+    """The level of each front: 0 without children, else one more than the highest of them."""
+    found = [0] * len(parents)
     for k, parent in enumerate(parents):
         if parent >= 0:
-            heights[parent] = max(heights[parent], heights[k] + 1)
-    return heights
+            found[parent] = max(found[parent], found[k] + 1)
+    return found
 
 
 def _split(fronts: list[Front], level: list[int]) -> tuple[list[Group], float]:
@@ -203,9 +208,9 @@ def _topped(tree: Tree) -> Tree:
     """The levels at the top, which have few fronts, merged into the roots as long as that is cheaper."""
     best = tree
     for level in reversed(range(tree.levels - 1)):
-        heights, into = _heights(tree.parents), list(range(len(tree.fronts)))
+        levels, into = heights(tree.parents), list(range(len(tree.fronts)))
         for k, parent in enumerate(tree.parents):
-            if heights[k] >= level and parent >= 0:
+            if levels[k] >= level and parent >= 0:
                 into[k] = parent
         other = _grouped(tree.order, *_collected(tree.fronts, tree.parents, into))
         if other.cost < best.cost:

@@ -92,7 +92,7 @@ class Multifrontal:
     """The pattern's part, made once: order, fronts and places."""
 
     def __init__(self, cliques: Cliques) -> None:
-        self.size = cliques.size
+        self.size, self.cliques = cliques.size, cliques
         self.tree = best_tree(cliques.graph())
         first, second = cliques.pairs()
         one, other = cliques.nodes[first], cliques.nodes[second]
@@ -106,10 +106,13 @@ class Multifrontal:
         self.entries = len(known)
         self._steps, self._pool = _Places(self.tree, *self._known).steps()
 
-    def unpadded(self) -> tuple[list[Step], int]:
-        """A step for each front, children before parents, without padding; and how many entries the pool has."""
-        fronts = [Group([k], len(front.pivots), len(front.border)) for k, front in enumerate(self.tree.fronts)]
-        return _Places(replace(self.tree, groups=fronts), *self._known).steps()
+    def unpadded(self, tree: Tree, order: list[int]) -> tuple[list[Step], int]:
+        """A step for each front of another tree, without padding, in an order that has children before parents.
+
+        And how many entries the pool has.
+        """
+        groups = [Group([k], len(tree.fronts[k].pivots), len(tree.fronts[k].border)) for k in order]
+        return _Places(replace(tree, groups=groups), *self._known).steps()
 
     def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(first, second, entry, diagonal): the products of two nonzeros, by the entry that each is added to, ascending;

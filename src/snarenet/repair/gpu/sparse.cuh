@@ -1,36 +1,62 @@
 // Systems diag(damping) + J W^-1 J' on one sparse pattern, a block of threads a sample. What is solved, in which form and
-// with how much refinement says linalg/sparse.py; the fronts are those of linalg/fronts.py, one after the other and without
-// padding, each in shared memory while it is worked on. Every sum has one order, so that results can be reproduced to the
-// last bit.
+// with how much refinement says linalg/sparse.py. Fronts (linalg/fronts.py) come level by level: the large ones of a level
+// one after the other, a block each, then the small ones side by side, a warp each. Every sum has one order, so that
+// results can be reproduced to the last bit.
 
 #pragma once
 
 #include "common.cuh"
 
-// What follows from the pattern: numbers, then arrays, each where the numbers after the first ten say (`sparse.py`).
+// What follows from the pattern: numbers, then arrays, each where the numbers after the first eleven say (`sparse.py`).
 struct Plan {
   int primal, rows, columns, nonzeros, size;     // of J, and of the matrix that is factored
-  int entries, pooled, kept, fronts, largest;    // of its lower half, of the pool, of the factor; how many fronts, the widest
+  int entries, pooled, kept, levels, largest;    // of its lower half, of the pool, of the factor; of the tree; a front's
+  int slots;                                     // borders of all fronts together
   const int *row, *col;                          // of each nonzero, row by row
   const int *row_start, *col_start, *col_entry;  // the nonzeros of each row, and of each column
   const int *start, *first, *second, *node;      // the products of each entry; its node if it is on the diagonal, else -1
+  const int *level;                              // where its large fronts begin, its small ones, and the next level's
   const int *front, *nodes;                      // `Front`s, and their nodes, pivots before border
   const int *target, *source_start, *source;     // where a front is not zero, and what of the pool is added there
+  const int *slot_start, *slot;                  // the slots of each node: in whose borders it is
 };
 __device__ inline Plan plan_of(const int* n) {
-  const int* at = n + 10;
-  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n + at[0], n + at[1], n + at[2], n + at[3],
-          n + at[4], n + at[5], n + at[6], n + at[7], n + at[8], n + at[9], n + at[10], n + at[11], n + at[12], n + at[13]};
+  const int* at = n + 11;
+  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n + at[0], n + at[1], n + at[2], n + at[3],
+          n + at[4], n + at[5], n + at[6], n + at[7], n + at[8], n + at[9], n + at[10], n + at[11], n + at[12], n + at[13],
+          n + at[14], n + at[15], n + at[16]};
 }
 
-// A front: `pivots` are eliminated, `border` nodes stay; where its nodes, targets, factor and what it leaves begin.
+// A front: `pivots` are eliminated, `border` nodes stay; where its pivots, nodes, targets, factor, what it leaves, and its
+// slots begin.
 struct Front {
-  int pivots, border, pivot, node, target, targets, factor, left;
+  int pivots, border, pivot, node, target, targets, factor, left, slot;
   __device__ int all() const { return pivots + border; }
 };
 __device__ inline Front front_of(const Plan& plan, int k) {
-  const int* f = plan.front + 8 * k;
-  return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]};
+  const int* f = plan.front + 9 * k;
+  return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]};
+}
+
+// Threads that work on one front: the whole block, or a warp of it.
+struct Team {
+  int rank, size;
+  bool block;
+  __device__ void sync() const { if (block) __syncthreads(); else __syncwarp(); }
+};
+#define TEAM_EACH(i, first, count) for (int i = (first) + team.rank; i < (count); i += team.size)
+
+// visit(front, team, number of the team) for all fronts, level by level, upwards or downwards.
+template <typename Visit>
+__device__ void each_front(const Plan& plan, bool up, Visit visit) {
+  Team block = {(int)threadIdx.x, (int)blockDim.x, true}, warp = {(int)threadIdx.x % WARP, WARP, false};
+  int mine = threadIdx.x / WARP, warps = blockDim.x / WARP;
+  for (int step = 0; step < plan.levels; step++) {
+    const int* level = plan.level + 2 * (up ? step : plan.levels - 1 - step);
+    for (int k = level[0]; k < level[1]; k++) visit(front_of(plan, k), block, 0);
+    for (int k = level[1] + mine; k < level[2] && mine < warps; k += warps) visit(front_of(plan, k), warp, mine);
+    __syncthreads();
+  }
 }
 
 // The sum of term(i) for i < count, for all threads; `partial` has room for one number a thread.
@@ -55,21 +81,36 @@ __device__ real total(int count, real* partial, Term term) {
 struct Sample {
   const real *values, *damping, *weights;  // of J's nonzeros, of rows, of variables: the inverse ones, or null
   real *T, *length;                        // the factor, and the length of a typical row in the metric
-  real *pool, *K, *F;                      // while it is made: entries and what fronts leave, scaled nonzeros, a front
-  real *x, *half, *across, *scaled;        // while it is used: size, size, columns, rows,
+  real *pool, *K;                          // while it is made: entries and what fronts leave, scaled nonzeros
+  real *x, *half, *slots;                  // while it is used: size, size, slots,
+  real *across, *scaled;                   // columns, rows,
   real *trial, *rest, *left;               // and three times rows
-  real *partial, *buffer;                  // in shared memory: a number a thread, and two of a front's columns
+  real *partial;                           // in shared memory: a number a thread,
+  real* vector;                            // the vector of a front, or of one a warp; and, if there is room,
+  real* fronts;                            // a front, or one a warp if they are small, each with two more columns
 };
 
-// The memory of a sample: `scratch` has room for the larger of both uses, shared memory for a front if it is `inside`.
+// Numbers that `vector` has room for; `sparse.py` knows, too.
+__device__ inline int vectors(const Plan& plan) {
+  int warps = blockDim.x / WARP * SMALL;
+  return warps > plan.largest ? warps : plan.largest;
+}
+
+// The memory of a sample: `scratch` has room for the larger of both uses, shared memory for fronts if they are `inside`.
 __device__ Sample sample_of(const Plan& plan, real* shared, real* scratch, int room, int inside) {
   Sample of;
-  of.partial = shared, of.buffer = shared + blockDim.x;
+  of.partial = shared, of.vector = shared + blockDim.x;
   of.pool = scratch + (long long)blockIdx.x * room, of.K = of.pool + plan.pooled;
-  of.F = inside ? of.buffer + 2 * plan.largest : of.K + plan.nonzeros;
-  of.x = of.pool, of.half = of.x + plan.size, of.across = of.half + plan.size, of.scaled = of.across + plan.columns;
+  of.fronts = inside ? of.vector + vectors(plan) : of.K + plan.nonzeros;
+  of.x = of.pool, of.half = of.x + plan.size, of.slots = of.half + plan.size, of.across = of.slots + plan.slots;
+  of.scaled = of.across + plan.columns;
   of.trial = of.scaled + plan.rows, of.rest = of.trial + plan.rows, of.left = of.rest + plan.rows;
   return of;
+}
+
+// Where a team has its front, in `of.fronts`.
+__device__ inline real* place_of(const Sample& of, const Team& team, int number) {
+  return of.fronts + (team.block ? 0 : number * (SMALL * SMALL + 2 * SMALL));
 }
 
 // The systems of this block's sample, of batches.
@@ -84,32 +125,33 @@ __device__ void read_factor(
 
 // ---- factor
 
-__device__ void assemble(const Plan& plan, const Front& f, const real* pool, real shift, real* F) {
+__device__ void assemble(const Plan& plan, const Front& f, const Team& team, const real* pool, real shift, real* F) {
   int s = f.all();
-  EACH(i, 0, s * s) F[i] = 0;
-  __syncthreads();
-  EACH(t, f.target, f.target + f.targets) {
+  TEAM_EACH(i, 0, s * s) F[i] = 0;
+  team.sync();
+  TEAM_EACH(t, f.target, f.target + f.targets) {
     real sum = 0;
     for (int e = plan.source_start[t]; e < plan.source_start[t + 1]; e++) sum += pool[plan.source[e]];
     int at = plan.target[t];
     F[at] = sum + (at % (s + 1) == 0 && at / (s + 1) < f.pivots ? shift : (real)0);
   }
-  __syncthreads();
+  team.sync();
 }
 
 // Eliminates the pivots of F, L D L' of its lower half. What is left of it: D on the diagonal of the pivots, the inverse of L
 // in place of L, and the Schur complement. False if a pivot is not positive. `column` has room for two columns: the one
 // that is eliminated is read from there, as its place is overwritten meanwhile.
-__device__ bool eliminate(int s, int pivots, real* F, real* column) {
-  int width = blockDim.x < 16 ? 1 : 16, across = threadIdx.x % width, down = threadIdx.x / width, high = blockDim.x / width;
-  EACH(i, 0, s) column[i] = F[i * s];
-  __syncthreads();
-  for (int k = 0; k < pivots; k++) {  // threads beyond `high` rows of `width` wait
+__device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* column) {
+  int width = team.size < 32 ? 1 : team.size < 256 ? 8 : 16;
+  int across = team.rank % width, down = team.rank / width, high = team.size / width;
+  TEAM_EACH(i, 0, s) column[i] = F[i * s];
+  team.sync();
+  for (int k = 0; k < pivots; k++) {
     const real* mine = column + (k & 1) * s;
     real *next = column + (1 - (k & 1)) * s, pivot = mine[k];
     if (!(pivot > 0 && pivot < (real)INFINITY)) return false;
     real inverse = 1 / pivot;
-    for (int i = k + 1 + down; i < s && down < high; i += high) {
+    for (int i = k + 1 + down; i < s && down < high; i += high) {  // threads beyond `high` rows of `width` wait
       real factor = mine[i] * inverse, *line = F + i * s;
       for (int j = across; j <= i; j += width) {
         if (j < k) line[j] -= factor * F[k * s + j];
@@ -120,24 +162,25 @@ __device__ bool eliminate(int s, int pivots, real* F, real* column) {
         }
       }
     }
-    __syncthreads();
+    team.sync();
   }
   return true;
 }
 
 // Keeps T = [D^(-1/2) M; E], the inverse of L below its pivots, column by column, and what the front leaves.
-__device__ void keep(const Front& f, const real* F, real* pool, real* T) {
+__device__ void keep(const Front& f, const Team& team, const real* F, real* column, real* pool, real* T) {
   int s = f.all(), p = f.pivots;
-  EACH(e, 0, s * p) {
+  TEAM_EACH(i, 0, s) column[i] = i < p ? 1 / sqrt(F[i * s + i]) : (real)1;
+  team.sync();
+  TEAM_EACH(e, 0, s * p) {
     int k = e / s, i = e % s;
-    real root = i < p ? 1 / sqrt(F[i * s + i]) : (real)1;
-    T[f.factor + e] = i < k ? (real)0 : i == k ? root : F[i * s + k] * root;
+    T[f.factor + e] = i < k ? (real)0 : i == k ? column[i] : F[i * s + k] * column[i];
   }
-  EACH(e, 0, f.border * f.border) {
+  TEAM_EACH(e, 0, f.border * f.border) {
     int a = e / f.border, b = e % f.border;
     if (b <= a) pool[f.left + e] = F[(p + a) * s + p + b];
   }
-  __syncthreads();
+  team.sync();
 }
 
 // Makes the factor; false, and a factor of not-a-numbers, where there is none. A matrix that is singular to working
@@ -159,15 +202,15 @@ __device__ bool factorise(const Plan& plan, const Sample& of, double least, doub
   __syncthreads();
   real shift = 0, mean = 0;
   for (double share = least;; share *= 100) {
-    bool done = true;
-    for (int k = 0; k < plan.fronts && done; k++) {
-      Front f = front_of(plan, k);
-      assemble(plan, f, of.pool, shift, of.F);
-      done = eliminate(f.all(), f.pivots, of.F, of.buffer);
-      if (done) keep(f, of.F, of.pool, of.T);
-    }
-    if (done) return true;
-    __syncthreads();
+    bool failed = false;  // of this thread's fronts
+    each_front(plan, true, [&](const Front& f, const Team& team, int number) {
+      real *F = place_of(of, team, number), *column = F + f.all() * f.all();
+      assemble(plan, f, team, of.pool, shift, F);
+      if (eliminate(f.all(), f.pivots, team, F, column)) keep(f, team, F, column, of.pool, of.T);
+      else failed = true;
+      team.sync();
+    });
+    if (total(blockDim.x, of.partial, [&](int) { return (real)failed; }) == 0) return true;
     if (shift == 0)
       mean = total(plan.entries, of.partial, [&](int e) { return plan.node[e] < 0 ? (real)0 : of.pool[e]; }) / plan.size;
     if (share >= most || !(mean < (real)INFINITY)) break;
@@ -205,30 +248,39 @@ __device__ void transposed(const Plan& plan, const real* values, const real* w, 
 
 // ---- solve
 
-// x = A^-1 x: T b_p = [half; change of b_u] on the way up, x_p = T'[half; x_u] on the way down.
+// x = A^-1 x: T b_p = [half; change of b_u] on the way up, where changes wait in slots; x_p = T'[half; x_u] on the way down.
 __device__ void substitute(const Plan& plan, const Sample& of) {
-  for (int k = 0; k < plan.fronts; k++) {
-    Front f = front_of(plan, k);
+  each_front(plan, true, [&](const Front& f, const Team& team, int number) {
     const int *nodes = plan.nodes + f.node, s = f.all();
-    const real* T = of.T + f.factor;
-    EACH(i, 0, f.pivots) of.buffer[i] = of.x[nodes[i]];
-    __syncthreads();
-    sums(s, f.pivots, of.partial, [&](int i, int j) { return T[j * s + i] * of.buffer[j]; }, [&](int i, real sum) {
-      if (i < f.pivots) of.half[f.pivot + i] = sum;
-      else of.x[nodes[i]] += sum;
-    });
-    __syncthreads();
-  }
-  for (int k = plan.fronts - 1; k >= 0; k--) {
-    Front f = front_of(plan, k);
+    real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
+    TEAM_EACH(i, 0, f.pivots) {
+      int node = nodes[i];
+      real sum = of.x[node];
+      for (int t = plan.slot_start[node]; t < plan.slot_start[node + 1]; t++) sum += of.slots[plan.slot[t]];
+      b[i] = sum;
+    }
+    team.sync();
+    TEAM_EACH(i, 0, s) {
+      real sum = 0;
+#pragma unroll 4
+      for (int j = 0; j < f.pivots; j++) sum += T[j * s + i] * b[j];
+      (i < f.pivots ? of.half[f.pivot + i] : of.slots[f.slot + i - f.pivots]) = sum;
+    }
+    team.sync();
+  });
+  each_front(plan, false, [&](const Front& f, const Team& team, int number) {
     const int *nodes = plan.nodes + f.node, s = f.all();
-    const real* T = of.T + f.factor;
-    EACH(i, 0, s) of.buffer[i] = i < f.pivots ? of.half[f.pivot + i] : of.x[nodes[i]];
-    __syncthreads();
-    sums(f.pivots, s, of.partial, [&](int j, int i) { return T[j * s + i] * of.buffer[i]; },
-         [&](int j, real sum) { of.x[nodes[j]] = sum; });
-    __syncthreads();
-  }
+    real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
+    TEAM_EACH(i, 0, s) b[i] = i < f.pivots ? of.half[f.pivot + i] : of.x[nodes[i]];
+    team.sync();
+    TEAM_EACH(j, 0, f.pivots) {
+      real sum = 0;
+#pragma unroll 4
+      for (int i = 0; i < s; i++) sum += T[j * s + i] * b[i];
+      of.x[nodes[j]] = sum;
+    }
+    team.sync();
+  });
 }
 
 // out = the system's inverse times rhs, by the factor alone

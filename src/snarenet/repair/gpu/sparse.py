@@ -1,7 +1,8 @@
 """`KernelSystems`: sparse systems of a batch by kernels, a block of threads a sample; `sparse.cuh` is their other half.
 
-They solve what `linalg/sparse.py` solves, in the same form, by the same fronts. A factor is one launch, and so is a
-solution with all its refinements: each sample refines as often as it needs, and nobody waits for the host.
+They solve what `linalg/sparse.py` solves, in the same form, with a tree of fronts of their own: a block waits for
+memory more than it computes, so small fronts side by side are better than few large ones. A factor is one launch, and
+so is a solution with all its refinements: each sample refines as often as it needs, and nobody waits for the host.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from torch import Tensor
 
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import Estimate, SparseFactor, SparseNormal, sparse_normal
+from snarenet.linalg.fronts import Tree, heights, trees
+from snarenet.linalg.multifrontal import Step
 from snarenet.linalg.sparse import REFINEMENTS, ROUNDING
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.nvrtc import Argument
 
 THREADS = 256  # of a block
+WARP = 32  # threads that take a small front together
+_MERGING = (0.0, 0.03, 0.1, 0.3, 1.0)  # what a front may be taken to cost when fronts are merged: little, beside a CPU
+_SMALL = 24  # the most nodes of a small front
 _RESIDENT = 4  # blocks that a multiprocessor has registers for: they wait for memory in turn
-_NUMBERS = 10  # at the head of a plan, before the places of its arrays
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
 
@@ -35,19 +40,23 @@ class KernelSystems:
     def __init__(self, normal: SparseNormal) -> None:
         self.normal = normal
         core, (rows, columns) = normal.gram.core, normal.shape
-        steps, pooled = core.unpadded()
-        self.largest = max((step.size for step in steps), default=0)
+        tree = min(trees(core.cliques.graph(), _MERGING), key=_latency)
+        order, levels = _by_levels(tree)
+        steps, pooled = core.unpadded(tree, order)
+        fronts, slots = _fronts(steps, core.size)
+        self.largest = max((step.size for step in steps if step.size > _SMALL), default=0)
         self.kept = sum(step.size * step.pivots for step in steps)
-        self._making, self._using = pooled + len(normal.row), 4 * rows + columns + 2 * core.size
+        self._making, self._using = pooled + len(normal.row), 4 * rows + columns + 2 * core.size + slots
         first, second, entry, diagonal = core.products()
         node = np.full(core.entries, -1)
         node[diagonal] = np.arange(core.size)
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
-        numbers = [normal.form == "primal", rows, columns, len(row), core.size, len(node), pooled]
+        numbers = [normal.form == "primal", rows, columns, len(row), core.size, len(node), pooled, self.kept]
+        numbers += [len(levels) // 2, self.largest, slots]
         arrays = [row, col, _starts(row, rows), _starts(col, columns), np.argsort(col, kind="stable")]
-        arrays += [_starts(entry, len(node)), first, second, node, *_fronts(steps)]
-        self._plan = _packed([*numbers, self.kept, len(steps), self.largest], arrays)
+        arrays += [_starts(entry, len(node)), first, second, node, levels, *fronts]
+        self._plan, self._rows = _packed(numbers, arrays), len(numbers) + len(arrays)
         self._on: dict[torch.device, Tensor] = {}
 
     @property
@@ -75,16 +84,21 @@ class KernelSystems:
         return KernelFactor(self, values, damping, inverse_weights, kept, length, info)
 
     def inside(self, like: Tensor) -> bool:
-        """Does a block have shared memory for a front?"""
+        """Does a block have shared memory for its fronts?"""
         return self.shared(like, True) <= launching.most_shared(like)
 
     def shared(self, like: Tensor, inside: bool) -> int:
-        """Bytes of shared memory that a block needs."""
-        return (THREADS + 2 * self.largest + self.largest**2 * inside) * like.element_size()
+        """Bytes of shared memory that a block needs, with its fronts `inside` or without."""
+        vectors = max(THREADS // WARP * _SMALL, self.largest)
+        return (THREADS + vectors + self._at_work() * inside) * like.element_size()
 
     def room(self, inside: bool) -> int:
         """Numbers of scratch that a sample needs."""
-        return max(self._making + self.largest**2 * (not inside), self._using)
+        return max(self._making + self._at_work() * (not inside), self._using)
+
+    def _at_work(self) -> int:
+        """Numbers of the fronts that are worked on at a time, each with two more columns."""
+        return max(THREADS // WARP * _front(_SMALL), _front(self.largest))
 
     def shift(self, like: Tensor) -> float:
         """The least shift of a singular matrix, as a share of its mean diagonal."""
@@ -102,8 +116,7 @@ class KernelSystems:
 
     def rows_of(self, device: torch.device) -> Tensor:
         """(nnz,) the row of each nonzero."""
-        start = _NUMBERS + 14
-        return self.plan(device)[start : start + len(self.normal.row)]
+        return self.plan(device)[self._rows : self._rows + len(self.normal.row)]
 
 
 @lru_cache(maxsize=64)
@@ -180,7 +193,8 @@ def rounding(like: Tensor) -> float:
 def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument) -> None:
     """Start a kernel, a block for every sample of `like` (B, ...)."""
     if len(like):
-        program = launching.load(source, like.dtype, like.device, BLOCK=THREADS, RESIDENT=_RESIDENT)
+        numbers = {"BLOCK": THREADS, "RESIDENT": _RESIDENT, "WARP": WARP, "SMALL": _SMALL}
+        program = launching.load(source, like.dtype, like.device, **numbers)
         program.launch(name, len(like), THREADS, shared, arguments)
 
 
@@ -189,24 +203,63 @@ def _starts(index: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.bincount(index, minlength=size))])
 
 
-def _fronts(steps: list) -> list[np.ndarray]:
-    """The arrays from `front` on: a front's numbers, its nodes, and what is added where."""
-    fronts, nodes, targets, starts, sources = [], [], [], [np.zeros(1, np.int64)], []
-    pivot = node = target = source = factor = 0
+def _front(size: int) -> int:
+    """Numbers of a front with two more columns."""
+    return size**2 + 2 * size
+
+
+def _latency(tree: Tree) -> float:
+    """Microseconds that a block takes for one factor, roughly: it waits for its memory, so levels and pivots count."""
+    found, warps = 0.0, 256 // 32
+    for level in _levels(tree):
+        sizes = [(len(tree.fronts[k].pivots), len(tree.fronts[k].pivots) + len(tree.fronts[k].border)) for k in level]
+        found += 1.0 + sum(2 + pivots * (0.3 + 4e-5 * size**2) for pivots, size in sizes if size > _SMALL)
+        small = [1.5 + pivots * (0.1 + 4e-4 * size**2) for pivots, size in sizes if size <= _SMALL]
+        found += max(small, default=0.0) * -(-len(small) // warps)
+    return found
+
+
+def _levels(tree: Tree) -> list[list[int]]:
+    """The fronts of each level."""
+    found: list[list[int]] = [[] for _ in range(tree.levels)]
+    for k, height in enumerate(heights(tree.parents)):
+        found[height].append(k)
+    return found
+
+
+def _by_levels(tree: Tree) -> tuple[list[int], np.ndarray]:
+    """The fronts level by level, large ones first; where the large and the small ones of each level begin, and the end."""
+    order, starts = list[int](), list[int]()
+    for level in _levels(tree):
+        size = {k: len(tree.fronts[k].pivots) + len(tree.fronts[k].border) for k in level}
+        large = [k for k in level if size[k] > _SMALL]
+        starts += [len(order), len(order) + len(large)]
+        order += large + [k for k in level if size[k] <= _SMALL]
+    return order, np.array([*starts, len(order)])
+
+
+def _fronts(steps: list[Step], size: int) -> tuple[list[np.ndarray], int]:
+    """The arrays from `front` on: a front's numbers, its nodes, what is added where, the slots of each node.
+
+    And how many slots there are.
+    """
+    fronts, nodes, targets, starts, sources, borders = [], [], [], [np.zeros(1, np.int64)], [], []
+    pivot = node = target = source = factor = slot = 0
     for step in steps:
         taken, places = step.taken.cpu().numpy(), step.target.cpu().numpy()
-        order = np.argsort(places, kind="stable")
         distinct, counts = np.unique(places, return_counts=True)
-        fronts.append([step.pivots, step.border, pivot, node, target, len(distinct), factor, step.left.start])
-        nodes += [step.pivot_nodes.cpu().numpy(), step.border_nodes.cpu().numpy()]
+        fronts.append([step.pivots, step.border, pivot, node, target, len(distinct), factor, step.left.start, slot])
+        borders.append(step.border_nodes.cpu().numpy())
+        nodes += [step.pivot_nodes.cpu().numpy(), borders[-1]]
         targets.append(distinct)
         starts.append(source + np.cumsum(counts))
-        sources.append(taken[order])
+        sources.append(taken[np.argsort(places, kind="stable")])
         pivot, node, target = pivot + step.pivots, node + step.size, target + len(distinct)
-        source, factor = source + len(taken), factor + step.size * step.pivots
-    empty = [np.empty(0, np.int64)]
-    joined = (np.concatenate(empty + parts) for parts in (nodes, targets, starts, sources))
-    return [np.array(fronts, np.int64).reshape(-1), *joined]
+        source, factor, slot = source + len(taken), factor + step.size * step.pivots, slot + step.border
+    of = np.concatenate([np.empty(0, np.int64), *borders])  # the node of each slot
+    joined = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in (nodes, targets, starts, sources)]
+    numbers = np.array(fronts, np.int64).reshape(-1)
+    return [numbers, *joined, _starts(of, size), np.argsort(of, kind="stable")], slot
 
 
 def _packed(numbers: list[int], arrays: list[np.ndarray]) -> Tensor:
