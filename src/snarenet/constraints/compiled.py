@@ -44,13 +44,11 @@ class Compiled:
     Args:
         ask: True, or "auto" for True on a GPU that triton compiles for, after some calls.
         rows: of the function.
-
-    Attributes:
-        why: why nothing is compiled (any more); "" if nothing speaks against it.
     """
 
     def __init__(self, ask: Ask, rows: int) -> None:
-        self.ask, self.rows, self.why = ask, rows, ""
+        self.ask: Ask = ask
+        self.rows = rows
         self._programs: dict[Callable[..., Any], _Program] = {}
         self._calls = 0
 
@@ -62,11 +60,11 @@ class Compiled:
 
     def __str__(self) -> str:
         """What `explain` says of it; nothing where nobody asked."""
-        if self.why:
-            return f"not compiled: {self.why}"
-        if any(program.versions for program in self._programs.values()):
-            return "compiled"
-        return "to be compiled" if self.ask is True or self._calls else ""
+        made = sum(bool(program.versions) and not program.why for program in self._programs.values())
+        why = next((program.why for program in self._programs.values() if program.why), "")
+        if not made and not why:
+            return "to be compiled" if self.ask is True or self._calls else ""
+        return f"{'partly' if made else 'not'} compiled: {why}" if why else "compiled"
 
     def value(self, fn: Fn, y: Tensor, x: Any) -> Tensor | None:
         """g(y): (B, rows). None, as from the other methods, where plain autograd is to compute it."""
@@ -78,6 +76,8 @@ class Compiled:
 
     def products(self, fn: Fn, y: Tensor, x: Any, seeds: Tensor, by_rows: bool) -> Tensor | None:
         """(k, B, rows) the products of J(y) with seeds (k, n), or by rows (k, B, n) its transpose's with (k, rows)."""
+        if not len(y):
+            return None
         room = _CACHED if y.device.type == "cpu" else _ROOM
         some = max(2, room // max(1, len(seeds) * max(self.rows, y.shape[1])))
         found = []
@@ -88,7 +88,8 @@ class Compiled:
             found.append(self._run(_products, fn, part, seeds, by_rows))
             if found[-1] is None:
                 return None
-        return torch.cat(found).transpose(0, 1) if found else None
+        together = found[0] if len(found) == 1 else torch.cat(found)
+        return together.transpose(0, 1)
 
     def pullback(
         self, fn: Fn, y: Tensor, x: Any, pairs: Pairs, weights: Tensor, wanted: tuple[int, ...]
@@ -103,23 +104,25 @@ class Compiled:
         if not self._may(batched):
             return None
         program = self._programs.get(function)
-        if capturing():  # into a CUDA graph, where nothing can be compiled
-            return None if program is None else program.again(fn, batched, *shared)
         if program is None:
             program = self._programs[function] = _Program(function)
+        if program.why:
+            return None
+        if capturing():  # into a CUDA graph, where nothing can be compiled
+            return program.again(fn, batched, *shared)
         try:
             return program(fn, batched, *shared)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of a compiler, or of the function, which plain autograd will raise again
             lines = str(error).strip().splitlines() or [""]
-            self.why = f"{type(error).__name__}: {lines[0]}"[:_REASON]
+            program.why = f"{type(error).__name__}: {lines[0]}"[:_REASON]
             return None
 
     def _may(self, batched: Any) -> bool:
         """May a program run here, and is it worth it?"""
-        y = batched[0]
-        if self.why or not self.ask or not len(y) or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        y: Tensor = batched[0]
+        if not len(y) or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False  # a result has no graph
         if torch.compiler.is_compiling() or transformed() or is_in_torch_dispatch_mode():
             return False
@@ -128,10 +131,6 @@ class Compiled:
                 return False
             self._calls += 1
             if self._calls <= _PATIENCE and not _at_once:
-                return False
-        for leaf in tree_leaves(batched):
-            if leaf is not None and not isinstance(leaf, Tensor):
-                self.why = f"`x` holds a {type(leaf).__name__}, not tensors alone"
                 return False
         return True
 
@@ -165,13 +164,18 @@ class CompiledProducts(Products):
 
 
 class _Program:
-    """A function compiled for a batch of any size."""
+    """A function compiled for a batch of any size.
+
+    Attributes:
+        versions: how often it was compiled: for other devices and precisions, or for what changed in the function.
+        why: why it must not be used (any more); "" if nothing speaks against it.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # with code of its own: the compiler allows every code a few versions, and each set needs some
         own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         self.function = function
-        self.versions = 0
+        self.versions, self.why = 0, ""
         self.compiled = torch.compile(own, fullgraph=True, backend=self._count)
 
     def _count(self, graph: Any, inputs: Any) -> Any:
@@ -186,7 +190,7 @@ class _Program:
             found = self._result(fn, batched, *shared)
             if self.versions == before:
                 return found
-            exact = self.function(fn, batched, *shared)
+            exact = _EXACT.get(self.function, self.function)(fn, batched, *shared)
         for a, b in zip(tree_leaves(found), tree_leaves(exact), strict=True):
             if not _agree(a, b):
                 raise ArithmeticError(f"compiled, it differs from what it was by {float((a - b).abs().max()):.2g}")
@@ -229,6 +233,11 @@ def _products(fn: Fn, batched: tuple[Tensor, Any], seeds: Tensor, by_rows: bool)
     return _product(fn, (y, x, v), by_rows).unflatten(0, (-1, count))
 
 
+def _products_by_autograd(fn: Fn, batched: tuple[Tensor, Any], seeds: Tensor, by_rows: bool) -> Tensor:
+    y, x = batched
+    return Products(lambda y: fn(y, x), y).many(seeds, by_rows).transpose(0, 1)
+
+
 def _pullback(
     fn: Fn, batched: tuple[Tensor, Any, Pairs, Tensor], wanted: tuple[int, ...]
 ) -> tuple[Tensor, list[Tensor]]:
@@ -248,6 +257,9 @@ def _pullback(
     return torch.func.grad(total, argnums=(0, 1))(y, [leaves[i] for i in wanted])
 
 
+_EXACT = {_products: _products_by_autograd}  # what a program is compared with, if not with its own function
+
+
 def _batched(leaf: Any) -> bool:
     """Is this a tensor with the batch as its first dimension?"""
     return isinstance(leaf, Tensor) and leaf.ndim > 0
@@ -255,7 +267,9 @@ def _batched(leaf: Any) -> bool:
 
 def _ready(leaf: Any) -> Any:
     """A tensor as the programs know it: without a history, in the usual order, of any number of samples."""
-    if not _batched(leaf):
+    if leaf is not None and not isinstance(leaf, Tensor):
+        raise TypeError(f"`x` must be made of tensors alone, but it holds a {type(leaf).__name__}")
+    if leaf is None or not leaf.ndim:
         return leaf
     leaf = leaf.detach().contiguous()  # a new tensor: the mark is not the user's
     torch._dynamo.mark_dynamic(leaf, 0)
@@ -263,7 +277,7 @@ def _ready(leaf: Any) -> Any:
 
 
 def _doubled(leaf: Any) -> Any:
-    return _ready(torch.cat([leaf, leaf])) if _batched(leaf) else leaf
+    return _ready(torch.cat([leaf, leaf]) if _batched(leaf) else leaf)
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:
