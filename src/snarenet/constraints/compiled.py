@@ -35,6 +35,7 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 _PATIENCE = 100  # calls by autograd before "auto" compiles: a few repairs, which take less time than a compiler
 _ROOM = 2**26  # numbers that products which are computed together may have on a GPU (512 MiB in float64)
 _CACHED = 2**20  # the same on a CPU: what its caches hold
+_BACKEND = "inductor"  # which compiler
 _REASON = 120  # characters of an error that are told
 
 
@@ -181,7 +182,7 @@ class _Program:
     def _count(self, graph: Any, inputs: Any) -> Any:
         """The compiler, which says that it was called."""
         self.versions += 1
-        return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+        return torch._dynamo.lookup_backend(_BACKEND)(graph, inputs)
 
     def __call__(self, fn: Fn, batched: Any, *shared: Any) -> Any:
         """The result, that of the function itself where the program is new; an error if they differ."""
