@@ -107,6 +107,16 @@ class TestSame:
         assert torch.autograd.gradcheck(lambda y: compiled.residual(y, x), y.requires_grad_())
         assert versions(compiled) == before
 
+    def test_inside_another_program(self) -> None:
+        """A layer that is compiled whole has the function in its own graph."""
+        ring = sn.Nonlinear(lambda y, x: y.norm(dim=1, keepdim=True), rows=1, lower=1.0, upper=2.0, compile=True)
+        layer = sn.SnareLayer(ring, max_steps=3, on_failure="ignore", rescue=False)
+        y = 3 * draw(3)[0][:, :3]
+        with torch.no_grad():
+            found = torch.compile(layer, fullgraph=True, backend="eager")(y)
+        assert versions(ring) == {}
+        torch.testing.assert_close(found, layer(y))
+
     def test_inside_transforms_and_modes(self, compiled: sn.Nonlinear) -> None:
         y, x = draw(3)
         exact = chain(False).value(y, x)

@@ -122,10 +122,12 @@ class Compiled:
 
     def _may(self, batched: Any) -> bool:
         """May a program run here, and is it worth it?"""
+        if torch.compiler.is_compiling():  # first: most of what follows cannot be traced
+            return False
         y: Tensor = batched[0]
         if not len(y) or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False  # a result has no graph
-        if torch.compiler.is_compiling() or transformed() or is_in_torch_dispatch_mode():
+        if transformed() or is_in_torch_dispatch_mode():
             return False
         if self.ask == "auto":
             if not y.is_cuda or not _has_triton():

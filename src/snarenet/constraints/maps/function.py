@@ -82,7 +82,7 @@ class FunctionMap(Map):
 
     def products(self, y: Tensor) -> Products:
         """Products with J(y), compiled where they may be."""
-        if self.compiled is None:
+        if self.compiled is None or torch.compiler.is_compiling():
             return Products(self.value, y)
         return CompiledProducts(self.value, y, self.compiled, self.fn, self.x)
 
@@ -118,7 +118,7 @@ class FunctionMap(Map):
 
     def _compiled_jacobian(self, y: Tensor) -> Tensor | None:
         by_rows, n = self.rows <= y.shape[1], y.shape[1]
-        if self.compiled is None:
+        if self.compiled is None or torch.compiler.is_compiling():
             return None
         seeds = torch.eye(self.rows if by_rows else n, dtype=y.dtype, device=y.device)
         found = self.compiled.products(self.fn, y, self.x, seeds, by_rows)
