@@ -12,6 +12,11 @@ def tracing() -> bool:
     """Is this call compiled, exported or recorded into a CUDA graph, so that it must not look at values?"""
     if torch.compiler.is_compiling():
         return True
+    return capturing()
+
+
+def capturing() -> bool:
+    """Is this call recorded into a CUDA graph?"""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
+from snarenet.constraints.compiled import Ask, Compiled
 from snarenet.constraints.data import Datum, cast, check_inputs
 from snarenet.constraints.maps import FunctionMap
 from snarenet.constraints.sparsity import read
@@ -34,6 +35,10 @@ class Nonlinear(LimitedRows):
             if there are many variables, and now and then checks what it found; the Jacobian is then computed by as many
             passes as there are colours (columns without a common row share one), not by one for each variable. None
             is dense. A matrix (rows, n), of booleans or sparse, is believed: see `check_sparsity`.
+        compile: compile fn, its products and its backward pass with `torch.compile`, once for batches of all sizes: a
+            few kernels in place of hundreds. It takes some seconds to a minute when a function is first repaired; what
+            cannot be compiled is computed as before (`explain` says why). "auto" does so on a GPU, after the first few
+            repairs. The rows of a sample must not depend on its place in the batch.
 
     Example:
         >>> import torch, snarenet as sn
@@ -51,21 +56,26 @@ class Nonlinear(LimitedRows):
         equals: Datum | None = None,
         jacobian: Callable[[Tensor, Any], Tensor] | None = None,
         sparsity: Any = "auto",
+        compile: Ask = "auto",
     ) -> None:
         super().__init__()
         if not callable(fn):
             raise TypeError(f"`fn` must be a function of (y, x), but got {type(fn).__name__}")
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
             raise ValueError(f"`rows` must be a whole number of constraints, but got {rows!r}")
+        if not isinstance(compile, bool) and compile != "auto":
+            raise ValueError(f'`compile` must be True, False or "auto", but got {compile!r}')
         self.fn, self.rows, self.given_jacobian = fn, rows, jacobian
         self.structure = _structure(sparsity, rows, jacobian is not None)
+        self.compiled = Compiled(compile, rows) if compile else None
         self.limit = Bounds(lower, upper, equals)
         self.limit.check_rows(rows, "rows")
 
     def at(self, y: Tensor, x: Any = None) -> Instance:
         check_inputs(y, x)
         fn, x_in_precision = _in_precision(self.fn, y), cast(x, y.dtype)
-        map = FunctionMap(fn, x_in_precision, self.known_rows(), self.given_jacobian, self.structure, y.detach())
+        known = self.structure, y.detach(), self.compiled
+        map = FunctionMap(fn, x_in_precision, self.known_rows(), self.given_jacobian, *known)
         return self._instance(y, map, x)
 
 

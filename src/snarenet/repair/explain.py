@@ -42,6 +42,7 @@ class Part:
         entries: entries of its Jacobian that may be nonzero; None where it is dense, or nobody looked.
         colours: passes that compute the Jacobian on its pattern; None where it is computed otherwise.
         jacobian: how the Jacobian comes about, in words.
+        compiled: of a function: "compiled", or why it is not; "" where nobody asked.
     """
 
     kind: str
@@ -51,12 +52,14 @@ class Part:
     entries: int | None = None
     colours: int | None = None
     jacobian: str = ""
+    compiled: str = ""
 
     def __str__(self) -> str:
         rows = "? rows" if self.rows is None else f"{self.rows:,} row{'s' * (self.rows != 1)}"
         some = "all" if self.equalities == self.rows else f"{self.equalities:,} of them"
         equal = f", {some} equalities" if self.equalities else ""
-        return f"{self.kind}: {rows}{equal}" + "".join(f"; {words}" for words in (self.form, self.jacobian) if words)
+        words = (self.form, self.jacobian, self.compiled)
+        return f"{self.kind}: {rows}{equal}" + "".join(f"; {some}" for some in words if some)
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,8 @@ def _parts(constraints: Constraints, instance: Instance, y: Tensor, options: Opt
             if entries is not None and isinstance(map.structure, Structure):
                 colours = map.structure.colouring(y.shape[1]).count
             words = _passes(map, words, colours, y.shape[1]) if seen else "J is never formed"
-        found.append(Part(kind, map.rows, int(equal.sum()), form, entries, colours, words))
+        compiled = str(map.compiled or "") if isinstance(map, FunctionMap) else ""
+        found.append(Part(kind, map.rows, int(equal.sum()), form, entries, colours, words, compiled))
     return tuple(found)
 
 

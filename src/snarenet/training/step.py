@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from snarenet.constraints.compiled import at_once
 from snarenet.layers import SoftLayer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
@@ -200,7 +201,7 @@ class _Recording:
         before = [tensor.clone() for tensor in noted]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), at_once():
             for _ in range(3):  # what is made once must be there before the recording
                 stepper.differentiate(self.x, self.relax, soft)
         torch.cuda.current_stream().wait_stream(stream)

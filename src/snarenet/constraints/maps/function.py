@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from snarenet.constraints.compiled import Compiled, CompiledProducts
 from snarenet.constraints.data import describe, select_inputs
 from snarenet.constraints.maps.base import (
     ExplicitLinearization,
     Linearization,
     Map,
     Pairs,
+    chained,
     cut,
     gradients,
     times,
@@ -42,6 +45,7 @@ class FunctionMap(Map):
         jacobian: its derivative in y, if there is one.
         structure: what is known of the pattern of the Jacobian; None for a dense one.
         point: (B, n) where to look for the pattern.
+        compiled: fn, its products and its pullback as programs; None for plain autograd.
     """
 
     def __init__(
@@ -52,9 +56,11 @@ class FunctionMap(Map):
         jacobian: Callable[[Tensor, Any], Tensor] | None = None,
         structure: Structure | Given | None = None,
         point: Tensor | None = None,
+        compiled: Compiled | None = None,
     ) -> None:
         self.fn, self.x, self.rows, self.given_jacobian = fn, x, rows, jacobian
-        self.structure, self.point = structure, point
+        self.structure, self.point, self.compiled = structure, point, compiled
+        self._leaves: dict[int, Tensor] = {}  # what stands for tensors that need a gradient, in all maps of a set
 
     @property
     def pattern(self) -> Pattern | None:
@@ -74,15 +80,22 @@ class FunctionMap(Map):
         assert self.structure is not None
         return self.structure.evaluate(self, products)
 
+    def products(self, y: Tensor) -> Products:
+        """Products with J(y), compiled where they may be."""
+        if self.compiled is None or torch.compiler.is_compiling():
+            return Products(self.value, y)
+        return CompiledProducts(self.value, y, self.compiled, self.fn, self.x)
+
     def value(self, y: Tensor) -> Tensor:
-        value = self.fn(y, self.x)
+        value = None if self.compiled is None else self.compiled.value(self.fn, y, self.x)
+        value = self.fn(y, self.x) if value is None else value
         if not isinstance(value, Tensor) or value.shape != (y.shape[0], self.rows):
             raise ValueError(f"`fn(y, x)` must return shape {(y.shape[0], self.rows)}, but got {describe(value)}")
         return value
 
     def jacobian(self, y: Tensor) -> Tensor:
         if self.compressed(look=True):
-            pattern, values = self.on_pattern(Products(self.value, y))
+            pattern, values = self.on_pattern(self.products(y))
             return pattern.dense(values)
         if self.given_jacobian is not None:
             return self.given(y).to_dense()
@@ -91,6 +104,8 @@ class FunctionMap(Map):
             return y.new_zeros(batch, 0, n)
         if torch.compiler.is_exporting():
             return self._exported_jacobian(y)
+        if (found := self._compiled_jacobian(y)) is not None:
+            return found
         compiling = torch.compiler.is_compiling()  # the size of a traced batch is not known
         chunk = None if compiling else max(1, CHUNK // max(1, batch * max(n, self.rows)))
         if self.rows <= n:  # one backward pass per row
@@ -101,15 +116,23 @@ class FunctionMap(Map):
         push = lambda t: torch.func.jvp(self.value, (y,), (t,))[1]  # noqa: E731
         return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
 
+    def _compiled_jacobian(self, y: Tensor) -> Tensor | None:
+        by_rows, n = self.rows <= y.shape[1], y.shape[1]
+        if self.compiled is None or torch.compiler.is_compiling():
+            return None
+        seeds = torch.eye(self.rows if by_rows else n, dtype=y.dtype, device=y.device)
+        found = self.compiled.products(self.fn, y, self.x, seeds, by_rows)
+        return None if found is None else found.transpose(0, 1) if by_rows else found.permute(1, 2, 0)
+
     def row_norms(self, y: Tensor) -> Tensor:
         if not self.compressed(look=True):
             return super().row_norms(y)
-        pattern, values = self.on_pattern(Products(self.value, y))
+        pattern, values = self.on_pattern(self.products(y))
         return pattern.row_sums(values.square())
 
     def magnitudes(self, y: Tensor) -> Tensor:
         if self.compressed(look=False):
-            pattern, values = self.on_pattern(Products(self.value, y))
+            pattern, values = self.on_pattern(self.products(y))
             return pattern.times(values.abs(), y.abs())
         if torch.compiler.is_compiling() or self.rows * y.shape[1] <= CHUNK:
             return super().magnitudes(y)
@@ -148,6 +171,9 @@ class FunctionMap(Map):
         return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
+        found = self._compiled_pullback(y, pairs, weights, wanted)
+        if found is not None:
+            return found
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
             y = y.detach().requires_grad_()
             value = self.value(y)
@@ -156,6 +182,20 @@ class FunctionMap(Map):
                 pulled = torch.autograd.grad(value, y, a, create_graph=True, allow_unused=True)[0]
                 total = total if pulled is None else total + (pulled * t).sum()
         return gradients(total, (y, *wanted))
+
+    def _compiled_pullback(
+        self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]
+    ) -> list[Tensor | None] | None:
+        """The same by a program, unless fn may have tensors of its own that need a gradient."""
+        known = {id(leaf) for leaf in self._leaves.values()}
+        if self.compiled is None or not all(id(t) in known for t in wanted):
+            return None
+        leaves = tree_leaves(self.x)
+        inside = tuple(i for i, t in enumerate(leaves) if wanted and isinstance(t, Tensor) and t.requires_grad)
+        found = self.compiled.pullback(self.fn, y, self.x, pairs, weights, inside)
+        if found is None:
+            return None
+        return [found[0], *chained([(leaves[i], g) for i, g in zip(inside, found[1], strict=True)], wanted)]
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors of x, and every leaf that fn reaches by itself: its parameters, or what a closure captured."""
@@ -173,12 +213,16 @@ class FunctionMap(Map):
         return (*(t for t in tree_leaves(self.x) if isinstance(t, Tensor) and t.requires_grad), *reached)
 
     def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
-        x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
-        return FunctionMap(self.fn, x, self.rows, self.given_jacobian, self.structure, self.point)
+        found = copy(self)
+        found.x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
+        found._leaves = leaves
+        return found
 
     def select(self, index: Tensor) -> FunctionMap:
-        point = None if self.point is None else self.point[index]
-        return FunctionMap(self.fn, select_inputs(self.x, index), self.rows, self.given_jacobian, self.structure, point)
+        found = copy(self)
+        found.x = select_inputs(self.x, index)
+        found.point = None if self.point is None else self.point[index]
+        return found
 
 
 class _ByAutograd(Linearization):
@@ -186,7 +230,7 @@ class _ByAutograd(Linearization):
 
     def __init__(self, map: FunctionMap, y: Tensor) -> None:
         super().__init__(map, y)
-        self.products = Products(map.value, y)
+        self.products = map.products(y)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -212,7 +256,7 @@ class _Compressed(Linearization):
 
     def __init__(self, map: FunctionMap, y: Tensor) -> None:
         super().__init__(map, y)
-        self.function, self.products = map, Products(map.value, y)
+        self.function, self.products = map, map.products(y)
         self._left = 0 if map.structure is None else map.structure.worth(y.shape[1])  # products before J is cheaper
         self._found: tuple[Pattern, Tensor] | None = None
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from snarenet.constraints.compiled import at_once
+
 _MOST = 8  # graphs that are kept; each keeps the memory of its call
 
 
@@ -88,7 +90,7 @@ def _record(
         return None
     if differentiated:
         _warm_up_backward(leaves[0].device)
-    with torch.set_grad_enabled(differentiated), keeping_graphs():
+    with torch.set_grad_enabled(differentiated), keeping_graphs(), at_once():
         return _Graph(torch.cuda.make_graphed_callables(call, samples), [0])  # pyright: ignore
 
 

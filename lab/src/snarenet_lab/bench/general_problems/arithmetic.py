@@ -5,7 +5,6 @@ Entries of a vector are in the last dimension for torch, which has a batch befor
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,26 @@ from snarenet.reference.program import need
 Array = np.ndarray[Any, Any]
 
 
+class Constants:
+    """Arrays by name; as tensors they are copied to a device once, where neither a compiler nor a recording sees it.
+
+    Args:
+        arrays: numbers or indices.
+    """
+
+    def __init__(self, **arrays: Array) -> None:
+        self.arrays = arrays
+        self._tensors: dict[torch.device, dict[str, Tensor]] = {}
+
+    def on(self, device: torch.device) -> dict[str, Tensor]:
+        """The tensors on a device."""
+        if device not in self._tensors:
+            self._tensors[device] = {name: torch.from_numpy(v).to(device) for name, v in self.arrays.items()}
+        return self._tensors[device]
+
+
 class Torch:
-    """Arithmetic of a batch; constants are copied to the device once.
+    """Arithmetic of a batch.
 
     Args:
         device: where.
@@ -28,25 +45,26 @@ class Torch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: dict[int, tuple[Array, Tensor]] = {}  # with the array, whose id must not be used again
 
-    def const(self, v: Array) -> Tensor:
-        """Numbers that stay as they are: an array that is kept elsewhere."""
-        if id(v) not in self._kept:
-            self._kept[id(v)] = v, torch.from_numpy(v).to(self.device)
-        return self._kept[id(v)][1]
+    def given(self, constants: Constants) -> dict[str, Tensor]:
+        """What the methods take as constants."""
+        return constants.on(self.device)
 
-    def take(self, v: Tensor, index: slice | Array) -> Tensor:
+    def const(self, v: Tensor) -> Tensor:
+        """Numbers for sums and products."""
+        return v
+
+    def take(self, v: Tensor, index: slice | Tensor) -> Tensor:
         """Some entries of v."""
-        return v[..., index if isinstance(index, slice) else self.const(index)]
+        return v[..., index]
 
-    def collect(self, v: Tensor, index: Array, size: int) -> Tensor:
+    def collect(self, v: Tensor, index: Tensor, size: int) -> Tensor:
         """The sum of the entries of v at every one of `size` places."""
-        return v.new_zeros(*v.shape[:-1], size).index_add(-1, self.const(index), v)
+        return v.new_zeros(*v.shape[:-1], size).index_add(-1, index, v)
 
-    def times(self, A: Array, v: Tensor) -> Tensor:
+    def times(self, A: Tensor, v: Tensor) -> Tensor:
         """A v."""
-        return v @ self.const(A).T
+        return v @ A.T
 
     def total(self, v: Tensor) -> Tensor:
         """The sum of all entries, as a vector of one."""
@@ -71,6 +89,10 @@ class Casadi:
         )
         self._casadi = ca
 
+    def given(self, constants: Constants) -> dict[str, Array]:
+        """What the methods take as constants."""
+        return constants.arrays
+
     def take(self, v: Any, index: slice | Array) -> Any:
         """Some entries of v."""
         return v[index if isinstance(index, slice) else index.tolist()]
@@ -83,9 +105,3 @@ class Casadi:
     def times(self, A: Array, v: Any) -> Any:
         """A v."""
         return self._casadi.DM(A) @ v
-
-
-@lru_cache
-def on(device: torch.device) -> Torch:
-    """The arithmetic of a device."""
-    return Torch(device)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import on
+from snarenet_lab.bench.general_problems.arithmetic import Constants, Torch
 from snarenet_lab.bench.general_problems.base import F64, General
 
 _LINKS = (0.34, 0.40, 0.40, 0.126)  # m, one at every second joint
 _LIMITS = np.deg2rad([170.0, 120.0, 170.0, 120.0, 170.0, 120.0, 175.0])  # those of a common arm of seven joints
-_ORIGIN, _AXES = np.zeros(3), list(np.eye(3))
+_JOINTS = len(_LIMITS)
+_CONSTANTS = Constants(origin=np.zeros(3), a=np.eye(3)[0], b=np.eye(3)[1], c=np.eye(3)[2])
 
 
 def arm() -> General:
@@ -33,22 +34,23 @@ def arm() -> General:
 
     def draw(batch: int, generator: torch.Generator) -> Tensor:
         share = 2 * torch.rand(batch, len(limits), generator=generator, dtype=F64) - 1
-        m = on(share.device)
+        m = Torch(share.device)
         position, axes = _hand(0.8 * limits * share, m)
         return m.join(position, *axes)
 
     def objective(y: Any, x: Any, m: Any) -> Any:
         return y * y
 
-    constraints = sn.Nonlinear(lambda y, x: rows(y, x, on(y.device)), 6, equals=0.0) & sn.Box(-limits, limits)
+    constraints = sn.Nonlinear(lambda y, x: rows(y, x, Torch(y.device)), 6, equals=0.0) & sn.Box(-limits, limits)
     bent = torch.tensor([0.0, 0.5, 0.0, -1.0, 0.0, 0.5, 0.0], dtype=F64)  # not stretched: no singular Jacobian
     return General(f"arm, {len(limits)} joints", constraints, bent, limits / 10, draw, objective, rows)
 
 
 def _hand(y: Any, m: Any) -> tuple[Any, list[Any]]:
     """Position and axes of the hand."""
-    position, (a, b, c) = m.const(_ORIGIN), (m.const(axis) for axis in _AXES)
-    for joint in range(len(_LIMITS)):
+    k = m.given(_CONSTANTS)
+    position, a, b, c = (m.const(k[name]) for name in ("origin", "a", "b", "c"))
+    for joint in range(_JOINTS):
         angle = m.take(y, slice(joint, joint + 1))
         cos, sin = m.cos(angle), m.sin(angle)
         if joint % 2 == 0:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import Array, on
+from snarenet_lab.bench.general_problems.arithmetic import Array, Constants, Torch
 from snarenet_lab.bench.general_problems.base import F64, General
 
 
@@ -46,6 +46,10 @@ class Grid:
         self.angles = np.deg2rad(branch[:, 11:13].T)
         reference = bus[:, 1] == 3
         angle = np.where(reference, 0.0, np.inf)
+        self.constants = Constants(
+            at=self.at, f=self.f, t=self.t, rated=self.rated, gs=self.gs, bs=self.bs, **self._parts,
+            **{f"c{2 - i}": c for i, c in enumerate(self.cost)},
+        )  # fmt: skip
         self.lower = np.concatenate([-angle, bus[:, 12], gen[:, 9] / base, gen[:, 4] / base])
         self.upper = np.concatenate([angle, bus[:, 11], gen[:, 8] / base, gen[:, 3] / base])
 
@@ -56,26 +60,29 @@ class Grid:
         own = series + 0.5j * branch[:, 4]
         self.ff, self.tt = own / np.abs(tap) ** 2, own
         self.ft, self.tf = -series / np.conj(tap), -series / tap
-        several = (self.ff, self.ft, self.tf, self.tt)
-        self._parts = [(v.real.copy(), v.imag.copy()) for v in several]  # conductances and susceptances
+        several = {"ff": self.ff, "ft": self.ft, "tf": self.tf, "tt": self.tt}
+        self._parts = {f"g_{ends}": v.real.copy() for ends, v in several.items()}  # conductances
+        self._parts |= {f"b_{ends}": v.imag.copy() for ends, v in several.items()}  # susceptances
 
     def rows(self, y: Any, x: Any, m: Any) -> Any:
         """Balances (2 per bus), squared flows (2 per rated branch) and angles (1 per branch)."""
-        buses, generators = self.buses, self.generators
+        buses, generators, k = self.buses, self.generators, m.given(self.constants)
         va, vm = m.take(y, slice(0, buses)), m.take(y, slice(buses, 2 * buses))
         pg, qg = m.take(y, slice(2 * buses, 2 * buses + generators)), m.take(y, slice(2 * buses + generators, None))
-        angle = m.take(va, self.f) - m.take(va, self.t)
-        vf, vt = m.take(vm, self.f), m.take(vm, self.t)
+        angle = m.take(va, k["f"]) - m.take(va, k["t"])
+        vf, vt = m.take(vm, k["f"]), m.take(vm, k["t"])
         both, c, s = vf * vt, m.cos(angle), m.sin(angle)
-        (gff, bff), (gft, bft), (gtf, btf), (gtt, btt) = ((m.const(g), m.const(b)) for g, b in self._parts)
+        (gff, bff), (gft, bft), (gtf, btf), (gtt, btt) = (
+            (m.const(k[f"g_{ends}"]), m.const(k[f"b_{ends}"])) for ends in ("ff", "ft", "tf", "tt")
+        )
         p_f = gff * vf * vf + both * (gft * c + bft * s)
         q_f = -bff * vf * vf - both * (bft * c - gft * s)
         p_t = gtt * vt * vt + both * (gtf * c - btf * s)
         q_t = -btt * vt * vt - both * (btf * c + gtf * s)
         at = lambda v, index: m.collect(v, index, buses)  # noqa: E731
-        p = at(pg, self.at) - m.const(self.gs) * vm * vm - at(p_f, self.f) - at(p_t, self.t)
-        q = at(qg, self.at) + m.const(self.bs) * vm * vm - at(q_f, self.f) - at(q_t, self.t)
-        flows = [m.take(a * a + b * b, self.rated) for a, b in ((p_f, q_f), (p_t, q_t))]
+        p = at(pg, k["at"]) - m.const(k["gs"]) * vm * vm - at(p_f, k["f"]) - at(p_t, k["t"])
+        q = at(qg, k["at"]) + m.const(k["bs"]) * vm * vm - at(q_f, k["f"]) - at(q_t, k["t"])
+        flows = [m.take(a * a + b * b, k["rated"]) for a, b in ((p_f, q_f), (p_t, q_t))]
         return m.join(m.join(p, q) - x, *flows, angle)
 
     def bounds(self) -> tuple[Array, Array]:
@@ -88,7 +95,8 @@ class Grid:
     def price(self, y: Any, x: Any, m: Any) -> Any:
         """The cost of generation, per generator."""
         pg = m.take(y, slice(2 * self.buses, 2 * self.buses + self.generators))
-        c2, c1, c0 = (m.const(c) for c in self.cost)
+        k = m.given(self.constants)
+        c2, c1, c0 = (m.const(k[name]) for name in ("c2", "c1", "c0"))
         return c2 * pg * pg + c1 * pg + c0
 
 
@@ -117,7 +125,7 @@ def grid_problem(name: str, grid: Grid) -> General:
     """AC optimal power flow on a grid; loads are the nominal ones times U(0.9, 1.1), all, times U(0.9, 1.1), each."""
     lower, upper = (torch.from_numpy(side) for side in grid.bounds())
     low, high = torch.from_numpy(grid.lower), torch.from_numpy(grid.upper)
-    constraints = sn.Nonlinear(lambda y, x: grid.rows(y, x, on(y.device)), len(lower), lower, upper) & sn.Box(low, high)
+    rows = sn.Nonlinear(lambda y, x: grid.rows(y, x, Torch(y.device)), len(lower), lower, upper)
     load, buses = torch.from_numpy(grid.load), grid.buses
 
     def draw(batch: int, generator: torch.Generator) -> Tensor:
@@ -127,4 +135,4 @@ def grid_problem(name: str, grid: Grid) -> General:
     middle = torch.where(low.isfinite() & high.isfinite(), (low + high) / 2, 0.0)
     middle[buses : 2 * buses] = 1.0
     width = torch.where(low.isfinite() & high.isfinite(), high - low, 0.5)  # a tenth: 0.05 rad, 0.02 per unit, ...
-    return General(name, constraints, middle, width / 10, draw, grid.price, grid.rows)
+    return General(name, rows & sn.Box(low, high), middle, width / 10, draw, grid.price, grid.rows)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import on
+from snarenet_lab.bench.general_problems.arithmetic import Constants, Torch
 from snarenet_lab.bench.general_problems.base import F64, General
 
 FORMS = ("factored", "matrix", "function", "lifted")
@@ -23,22 +23,23 @@ class _Market:
         self.F = (0.3 * torch.randn(n, factors, generator=generator, dtype=F64) / math.sqrt(factors)).numpy()
         self.D = (0.05 + 0.1 * torch.rand(n, generator=generator, dtype=F64)).numpy()
         self.mean = torch.randn(n, generator=generator, dtype=F64).numpy()
-        self.across = self.F.T.copy()
+        self.constants = Constants(F=self.F, D=self.D, mean=self.mean, across=self.F.T.copy())
         self.limit = 1.2 * float((self.F.mean(0) ** 2).sum() + self.D.mean() / n)  # 1.2 times that of equal weights
 
     def loadings(self, x: Tensor) -> Tensor:
         """(B, n, factors) of torch."""
-        return on(x.device).const(self.F) * (1 + 0.2 * x).unsqueeze(1)
+        return self.constants.on(x.device)["F"] * (1 + 0.2 * x).unsqueeze(1)
 
     def covariance(self, x: Tensor) -> Tensor:
         """(B, 1, n, n) of torch."""
         loadings = self.loadings(x)
-        return (loadings @ loadings.mT + on(x.device).const(self.D).diag()).unsqueeze(1)
+        return (loadings @ loadings.mT + self.constants.on(x.device)["D"].diag()).unsqueeze(1)
 
     def risk(self, y: Any, x: Any, m: Any) -> Any:
         """The risk of y, by its factors."""
-        z = m.times(self.across, y) * (1 + 0.2 * x)
-        return m.total(z * z) + m.total(m.const(self.D) * y * y)
+        k = m.given(self.constants)
+        z = m.times(k["across"], y) * (1 + 0.2 * x)
+        return m.total(z * z) + m.total(m.const(k["D"]) * y * y)
 
 
 def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> General:
@@ -59,18 +60,18 @@ def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> Genera
     typical = torch.cat([torch.full((n,), 1 / n, dtype=F64), torch.zeros(extra, dtype=F64)])
 
     def rows(y: Any, x: Any, m: Any) -> Any:
-        weights = m.take(y, slice(0, n))
+        weights, k = m.take(y, slice(0, n)), m.given(market.constants)
         if not extra:
             return m.join(market.risk(weights, x, m), m.total(weights))
         z = m.take(y, slice(n, None))
-        risk = m.total(m.const(market.D) * weights * weights) + m.total(z * z)
-        return m.join(risk, m.times(market.across, weights) * (1 + 0.2 * x) - z, m.total(weights))
+        risk = m.total(m.const(k["D"]) * weights * weights) + m.total(z * z)
+        return m.join(risk, m.times(k["across"], weights) * (1 + 0.2 * x) - z, m.total(weights))
 
     def draw(batch: int, generator: torch.Generator) -> Tensor:
         return torch.randn(batch, factors, generator=generator, dtype=F64)
 
     def objective(y: Any, x: Any, m: Any) -> Any:
-        return -m.const(market.mean) * m.take(y, slice(0, n))
+        return -m.const(m.given(market.constants)["mean"]) * m.take(y, slice(0, n))
 
     spread = torch.full_like(typical, 1 / n)
     return General(f"portfolio {n}, {form}", constraints, typical, spread, draw, objective, rows)
@@ -83,7 +84,7 @@ def _plain(market: _Market, n: int, form: str) -> sn.Constraints:
     elif form == "matrix":
         risk = sn.Quadratic(market.covariance, upper=market.limit)
     else:
-        risk = sn.Nonlinear(lambda y, x: market.risk(y, x, on(y.device)), 1, upper=market.limit)
+        risk = sn.Nonlinear(lambda y, x: market.risk(y, x, Torch(y.device)), 1, upper=market.limit)
     return risk & sn.Linear(torch.ones(1, n, dtype=F64), equals=1.0) & sn.Box(0.0, 1.0)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import on
+from snarenet_lab.bench.general_problems.arithmetic import Torch
 from snarenet_lab.bench.general_problems.base import F64, General
 
 
@@ -43,7 +43,7 @@ def unicycle(horizon: int = 20, step: float = 0.2) -> General:
     upper = torch.cat([zeros, torch.full((horizon,), math.inf, dtype=F64)])
     controls = torch.tensor([0.0, -1.5, 2.0, 1.5], dtype=F64).view(2, 1, 2).expand(-1, horizon, -1).flatten(1)
     box = sn.Box(torch.cat([-free, controls[0]]), torch.cat([free, controls[1]]))
-    constraints = sn.Nonlinear(lambda y, x: rows(y, x, on(y.device)), 4 * horizon, lower, upper) & box
+    constraints = sn.Nonlinear(lambda y, x: rows(y, x, Torch(y.device)), 4 * horizon, lower, upper) & box
     spread = torch.cat([torch.full((3 * horizon,), 0.3, dtype=F64), torch.full((2 * horizon,), 0.2, dtype=F64)])
     return General(f"unicycle {horizon}", constraints, _arc(horizon, step), spread, _starts, objective, rows)
 
