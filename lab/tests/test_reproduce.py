@@ -395,6 +395,16 @@ class TestReproduce:
         drawn = found[1].figures[0]["series"]  # of trajectories, which no row holds
         assert {"nominal", "SnareNet, parity", "DC3, best"} < {one["label"] for one in drawn}
 
+    def test_a_row_with_all_epochs_is_done(self, out: Path, tmp_path: Path) -> None:
+        shutil.copy(out / "cbf.json", tmp_path)  # two tables with the same labels
+        again = replace(BRIEF, parity={**BRIEF.parity, "lr": 1e-5})  # its command says how it was trained
+        (found,) = reproduce(["cbf"], again, 1, tmp_path, train=False, engine="none", quiet=True)
+        assert found.sheets == self.read(out, "cbf").sheets
+        assert not [remark for remark in found.remarks if "not done" in remark]
+        more = replace(again, epochs={**BRIEF.epochs, "cbf": 9})
+        (found,) = reproduce(["cbf"], more, 1, tmp_path, train=False, engine="none", quiet=True)
+        assert "4 runs of 8 are not done; the same command goes on with them." in found.remarks
+
     def test_other_budgets_share_nothing(self, out: Path, tmp_path: Path) -> None:
         shutil.copy(out / "nclp.json", tmp_path)
         (found,) = reproduce(["nclp"], replace(BRIEF, name="other"), 2, tmp_path, train=False, quiet=True)
