@@ -123,3 +123,15 @@ class TestPages:
         results = docs / "results" / "nclp.json"
         results.write_text(results.read_text().replace('"title": "Non-convex programs', '"title": "Programs', 1))
         assert [path.name for path in write_pages(docs)] == ["nclp.md"]
+
+    def test_figures_of_other_data_are_drawn_again(self, tmp_path: Path) -> None:
+        docs = tmp_path / "docs"
+        shutil.copytree(DOCS, docs)
+        file = docs / "results" / "damping.json"
+        content = json.loads(file.read_text())
+        content["figures"][0]["series"][0]["y"][0] *= 2
+        file.write_text(json.dumps(content))
+        (changed,) = write_pages(docs)
+        assert changed.name == f"damping-{content['figures'][0]['name']}.svg"
+        assert changed.read_text() != (DOCS / "results" / changed.name).read_text()
+        assert write_pages(docs) == []
