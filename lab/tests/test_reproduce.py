@@ -18,6 +18,7 @@ import torch
 import snarenet as sn
 from snarenet import cli
 from snarenet_lab.experiments.budget import PAPER, SMOKE, STANDARD, TOLERANCES, seed_list
+from snarenet_lab.experiments.damping import DampingItem
 from snarenet_lab.experiments.item import together
 from snarenet_lab.experiments.nclp import NCLPItem
 from snarenet_lab.experiments.ncqcqp import NonConvexQCQPItem
@@ -28,7 +29,7 @@ from snarenet_lab.experiments.rows import attempt
 from snarenet_lab.experiments.soft import SoftItem, train_with_curve
 from snarenet_lab.experiments.study import Study, command
 from snarenet_lab.experiments.theory import SAFE, convex, linear
-from snarenet_lab.report.results import Cell, Results, Row
+from snarenet_lab.report.results import Cell, Results, Row, Sheet
 from snarenet_lab.sweep import TrainingJob
 
 TINY = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
@@ -217,6 +218,20 @@ def test_rows_of_a_label_stay_together() -> None:
     assert [(row.label, row.source) for row in rows] == [
         ("a", "paper"), ("a", "parity"), ("b", "paper"), ("b", "best"), ("c", "best")
     ]  # fmt: skip
+
+
+class TestDamping:
+    def test_rows_of_fewer_epochs_are_not_drawn(self, tmp_path: Path) -> None:
+        def row(label: str, epochs: int, gap: float, steps: float) -> Row:
+            return Row(label, "parity", {"gap_gmean": Cell(gap), "steps": Cell(steps)}, epochs=epochs)
+
+        rows = (row("λ = 1", 9, 1.0, 5.0), row("λ = 5", 9, 2.0, 6.0), row("λ = 1·0.5ᵏ", 3, 0.1, 2.0))
+        sheet, item = Sheet("damping", "T", (), rows), DampingItem()
+        (figure,) = item.figures(Study(SMOKE, 1, tmp_path), [sheet])
+        assert [(one["label"], one["names"]) for one in figure["series"]] == [("constant", ["1", "5"])]
+        assert item.remarks(Study(SMOKE, 1, tmp_path), [sheet]) == [
+            "Pareto front of gap and steps by the paper's recipe, 9 epochs: λ = 1."
+        ]
 
 
 class TestTheory:
