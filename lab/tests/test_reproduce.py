@@ -18,6 +18,7 @@ import torch
 import snarenet as sn
 from snarenet import cli
 from snarenet_lab.experiments.budget import PAPER, SMOKE, STANDARD, TOLERANCES, seed_list
+from snarenet_lab.experiments.damping import DampingItem
 from snarenet_lab.experiments.item import together
 from snarenet_lab.experiments.nclp import NCLPItem
 from snarenet_lab.experiments.ncqcqp import NonConvexQCQPItem
@@ -28,7 +29,7 @@ from snarenet_lab.experiments.rows import attempt
 from snarenet_lab.experiments.soft import SoftItem, train_with_curve
 from snarenet_lab.experiments.study import Study, command
 from snarenet_lab.experiments.theory import SAFE, convex, linear
-from snarenet_lab.report.results import Cell, Results, Row
+from snarenet_lab.report.results import Cell, Results, Row, Sheet
 from snarenet_lab.sweep import TrainingJob
 
 TINY = {"size": 8, "inequalities": 3, "equalities": 2, "instances": 120}
@@ -219,6 +220,20 @@ def test_rows_of_a_label_stay_together() -> None:
     ]  # fmt: skip
 
 
+class TestDamping:
+    def test_rows_of_fewer_epochs_are_not_drawn(self, tmp_path: Path) -> None:
+        def row(label: str, epochs: int, gap: float, steps: float) -> Row:
+            return Row(label, "parity", {"gap_gmean": Cell(gap), "steps": Cell(steps)}, epochs=epochs)
+
+        rows = (row("λ = 1", 9, 1.0, 5.0), row("λ = 5", 9, 2.0, 6.0), row("λ = 1·0.5ᵏ", 3, 0.1, 2.0))
+        sheet, item = Sheet("damping", "T", (), rows), DampingItem()
+        (figure,) = item.figures(Study(SMOKE, 1, tmp_path), [sheet])
+        assert [(one["label"], one["names"]) for one in figure["series"]] == [("constant", ["1", "5"])]
+        assert item.remarks(Study(SMOKE, 1, tmp_path), [sheet]) == [
+            "Pareto front of gap and steps by the paper's recipe, 9 epochs: λ = 1."
+        ]
+
+
 class TestTheory:
     def test_linear_rows_keep_the_bound(self) -> None:
         problem = sn.problems.load("nclp", **TINY)
@@ -394,6 +409,16 @@ class TestReproduce:
             assert results.origin["trained on"] == before.origin["trained on"]
         drawn = found[1].figures[0]["series"]  # of trajectories, which no row holds
         assert {"nominal", "SnareNet, parity", "DC3, best"} < {one["label"] for one in drawn}
+
+    def test_a_row_with_all_epochs_is_done(self, out: Path, tmp_path: Path) -> None:
+        shutil.copy(out / "cbf.json", tmp_path)  # two tables with the same labels
+        again = replace(BRIEF, parity={**BRIEF.parity, "lr": 1e-5})  # its command says how it was trained
+        (found,) = reproduce(["cbf"], again, 1, tmp_path, train=False, engine="none", quiet=True)
+        assert found.sheets == self.read(out, "cbf").sheets
+        assert not [remark for remark in found.remarks if "not done" in remark]
+        more = replace(again, epochs={**BRIEF.epochs, "cbf": 9})
+        (found,) = reproduce(["cbf"], more, 1, tmp_path, train=False, engine="none", quiet=True)
+        assert "4 runs of 8 are not done; the same command goes on with them." in found.remarks
 
     def test_other_budgets_share_nothing(self, out: Path, tmp_path: Path) -> None:
         shutil.copy(out / "nclp.json", tmp_path)

@@ -108,8 +108,9 @@ class TestAgreement:
 class TestProvenance:
     NOTES = (
         {"note": "For all."},
-        {"note": "For some.", "labels": ["A*"], "source": "parity", "epochs": 45},
+        {"note": "For some.", "labels": ["A*"], "source": "parity", "epochs": 45, "command": "--epochs 45"},
         {"note": "For none.", "labels": ["B"]},
+        {"note": "Nor of this command.", "command": "--epochs 46"},
     )
 
     def write(self, folder: Path, notes: object) -> None:

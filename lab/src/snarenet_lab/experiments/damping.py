@@ -11,7 +11,7 @@ from snarenet_lab.experiments.paper import paper_rows
 from snarenet_lab.experiments.quantities import columns
 from snarenet_lab.experiments.study import Study
 from snarenet_lab.report.plots import axis, points
-from snarenet_lab.report.results import Sheet
+from snarenet_lab.report.results import Row, Sheet
 
 # table:NCLP_lambda, tol 1e-8; test time in seconds for 833 instances
 _PAPER = """
@@ -91,15 +91,9 @@ class DampingItem(Item):
         found = []
         names = {"parity": "the paper's recipe", "best": "recipe `best`"}
         for source, recipe in names.items():
-            series = []
+            known, series = _longest(sheets[0], source), []
             for label, annealed in (("constant", False), ("annealed", True)):
-                rows = [
-                    row
-                    for row in sheets[0].rows
-                    if row.source == source
-                    and (row.label == _NEAREST or "ᵏ" in row.label) == annealed
-                    and {"steps", "gap_gmean"} <= {*row.cells}
-                ]
+                rows = [row for row in known if (row.label == _NEAREST or "ᵏ" in row.label) == annealed]
                 series.append(
                     {
                         "label": label,
@@ -108,11 +102,13 @@ class DampingItem(Item):
                         "names": [row.label.removeprefix("λ = ") for row in rows],
                     }
                 )
-            if not any(one["x"] for one in series):
+            series = [one for one in series if one["x"]]
+            if not series:
                 continue
             best = min(cell.mean for row in paper_rows(_PAPER) if (cell := row.cells["gap_gmean"]).mean is not None)
             levels = {"the paper's best gap": best} if study.budget.name != "smoke" else {}
-            caption = f"Gap against steps of the repair for every damping λ, {recipe}; left and low is better"
+            done = f"{recipe}, {known[0].epochs:,} epochs"
+            caption = f"Gap against steps of the repair for every damping λ, {done}; left and low is better"
             x, y = axis("repair steps, median (count)"), axis("gap, gmean (units of the objective)", log=True)
             found.append(points(source, caption, x, y, series, levels))
         return found
@@ -121,13 +117,18 @@ class DampingItem(Item):
         return _fronts(sheets[0])
 
 
+def _longest(sheet: Sheet, source: str) -> list[Row]:
+    """The rows of a recipe that have gap and steps, and as many epochs as any: fewer cannot be compared with them."""
+    rows = [row for row in sheet.rows if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}]
+    most = max((row.epochs for row in rows), default=0)
+    return [row for row in rows if row.epochs == most]
+
+
 def _fronts(sheet: Sheet) -> list[str]:
-    """Which dampings no other beats in both gap and steps, by recipe; of rows with the same epochs alone."""
+    """Which dampings no other beats in both gap and steps, by recipe."""
     found = []
     for source, name in (("parity", "the paper's recipe"), ("best", "the recipe `best`")):
-        rows = [row for row in sheet.rows if row.source == source and {"steps", "gap_gmean"} <= {*row.cells}]
-        if len({row.epochs for row in rows}) > 1:
-            continue
+        rows = _longest(sheet, source)
         known = {row.label: (row.cells["steps"].mean, row.cells["gap_gmean"].mean) for row in rows}
         front = [
             label
@@ -135,5 +136,6 @@ def _fronts(sheet: Sheet) -> list[str]:
             if not any(s <= steps and g <= gap and (s, g) != (steps, gap) for s, g in known.values())  # pyright: ignore
         ]
         if front:
-            found.append(f"Pareto front of gap and steps by {name}: {'; '.join(front)}.")
+            done = f"{name}, {rows[0].epochs:,} epochs"
+            found.append(f"Pareto front of gap and steps by {done}: {'; '.join(front)}.")
     return found

@@ -35,7 +35,7 @@ from snarenet_lab.experiments.rows import RowsItem
 from snarenet_lab.experiments.scaling import ScalingItem
 from snarenet_lab.experiments.soft import SoftItem
 from snarenet_lab.experiments.stored import with_stored, with_stored_figures
-from snarenet_lab.experiments.study import Study, command
+from snarenet_lab.experiments.study import Study
 from snarenet_lab.experiments.theory import TheoryItem
 from snarenet_lab.experiments.warmup import WarmupItem
 from snarenet_lab.report.documents import read_item, write_results
@@ -166,12 +166,15 @@ def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[s
 
 
 def _waiting(item: Item, study: Study, sheets: Sequence[Sheet]) -> set[str]:
-    """The names of the runs that are neither at hand nor in a row."""
-    known = {(row.command, seed) for sheet in sheets for row in sheet.rows for seed in row.seeds}
+    """The names of the runs that are neither at hand nor in a row of as many epochs."""
+    rows: dict[tuple[str, str], list[Row]] = {}  # of one label and source: one a table, in the order of the entries
+    for row in (row for sheet in sheets for row in sheet.rows):
+        rows.setdefault((row.label, row.source), []).append(row)
     found = set()
     for entry in item.entries(study.budget, study.seeds):
-        line = command(entry.jobs[0], entry.tol)
-        found |= {job.name for job in entry.jobs if (line, job.config.seed) not in known and study.run(job) is None}
+        row = rows[entry.label, entry.source].pop(0)
+        known = row.seeds if row.epochs >= entry.jobs[0].config.epochs else ()
+        found |= {job.name for job in entry.jobs if job.config.seed not in known and study.run(job) is None}
     return found
 
 

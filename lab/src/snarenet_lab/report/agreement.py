@@ -41,20 +41,30 @@ class Verdict:
         return self.row.epochs >= self.row.paper_epochs
 
     @property
-    def numbers(self) -> str:
-        """Ours and the paper's, in words."""
+    def ours_written(self) -> str:
+        """Our number, or how many seeds have none."""
         values, limit = self.ours.values or (self.ours.mean or 0.0,), _DIVERGED * abs(self.theirs.mean or 0.0)
         lost = sum(not math.isfinite(value) or abs(value) > limit for value in values)
-        ours = f"{lost} of {len(values)} seeds diverged" if lost else _written(self.ours)
+        return f"{lost} of {len(values)} seeds diverged" if lost else _written(self.ours)
+
+    @property
+    def theirs_written(self) -> str:
+        """The paper's number."""
+        return _written(self.theirs)
+
+    @property
+    def numbers(self) -> str:
+        """Ours and the paper's, in words."""
         after = "" if self.whole else f" after {self.row.effort} epochs"
-        return f"{ours}{after}; the paper's {_written(self.theirs)}"
+        return f"{self.ours_written}{after}; the paper's {self.theirs_written}"
 
 
 def verdicts(results: Results) -> list[Verdict]:
     """Every row of ours that has one of the paper beside it, in the main quantity of the item."""
     key, found = results.main[0], []
     for sheet in results.sheets:
-        where = sheet.title.split(":")[0] if len(results.sheets) > 1 else ""
+        title = sheet.title.split(":")[0]
+        where = title[0].lower() + title[1:] if len(results.sheets) > 1 else ""
         paper = {row.label: row.cells[key] for row in sheet.rows if row.source == "paper" and key in row.cells}
         for row in sheet.rows:
             theirs, ours = paper.get(row.label, Cell()), row.cells.get(key, Cell())
@@ -77,15 +87,19 @@ def agreement(results: Results) -> list[str]:
     return [f"{head}: {_listed(several)}." for head, several in groups.items() if several]
 
 
-def _listed(several: Iterable[Verdict]) -> str:
-    """The rows and their numbers; rows with the same numbers together."""
-    labels: dict[tuple[str, str], list[str]] = {}
+def grouped(several: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """Verdicts by the names of their rows; rows of one table with the same numbers together."""
+    alike: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in several:
-        labels.setdefault((verdict.numbers, verdict.where), []).append(verdict.row.label)
-    return "; ".join(
-        f"{_joined(names)} ({f'{where.lower()}: ' if where else ''}{numbers})"
-        for (numbers, where), names in labels.items()
-    )
+        alike.setdefault((verdict.numbers, verdict.where), []).append(verdict)
+    names = [_joined([verdict.row.label for verdict in group]) for group in alike.values()]
+    where = [f"{group[0].where}: " if group[0].where else "" for group in alike.values()]
+    return {place + name: group for place, name, group in zip(where, names, alike.values(), strict=True)}
+
+
+def _listed(several: Iterable[Verdict]) -> str:
+    """The rows and their numbers."""
+    return "; ".join(f"{name} ({group[0].numbers})" for name, group in grouped(several).items())
 
 
 def _joined(names: list[str]) -> str:

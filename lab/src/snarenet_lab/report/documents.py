@@ -1,11 +1,17 @@
-"""An item's results as files: ITEM.json holds all of them; ITEM.md, .csv, .tex and ITEM-*.svg are made of it."""
+"""An item's results as files: ITEM.json holds all of them; ITEM.md, .csv, .tex and ITEM-*.svg are made of it.
+
+A figure ends with a mark, a hash of what it was drawn from, so that one of other data is found without drawing.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from snarenet_lab.files import write_text
 from snarenet_lab.report.agreement import agreement
@@ -19,11 +25,26 @@ def write_results(results: Results, folder: Path) -> None:
     write_text(folder / f"{results.item}.json", json.dumps(results.to_dict(), indent=1, ensure_ascii=False))
     for spec in results.figures:
         try:
-            write_text(folder / f"{results.item}-{spec['name']}.svg", draw(spec))
+            write_text(folder / figure_file(results, spec), drawn(spec))
         except ImportError:
             break  # the page says so
     for name, text in texts(results, folder).items():
         write_text(folder / name, text)
+
+
+def figure_file(results: Results, spec: Mapping[str, Any]) -> str:
+    """The name of a figure's file."""
+    return f"{results.item}-{spec['name']}.svg"
+
+
+def drawn(spec: Mapping[str, Any]) -> str:
+    """A figure as SVG, with its mark."""
+    return f"{draw(spec).rstrip()}\n{mark(spec)}\n"
+
+
+def mark(spec: Mapping[str, Any]) -> str:
+    """What says of which data a figure was drawn."""
+    return f"<!-- of {hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]} -->"
 
 
 def read_item(folder: Path, item: str) -> Results | None:
@@ -53,17 +74,17 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def _page(results: Results, folder: Path) -> str:
-    drawn = []
+    figures = []
     for spec in results.figures:
-        name = f"{results.item}-{spec['name']}.svg"
+        name = figure_file(results, spec)
         there = (folder / name).exists()
-        drawn.append(f"![{spec['caption']}]({name})\n" if there else f"No figure {name}: it needs matplotlib.\n")
+        figures.append(f"![{spec['caption']}]({name})\n" if there else f"No figure {name}: it needs matplotlib.\n")
     listed = "".join(wrapped(f"- {remark}", "  ") for remark in remarks(results, folder))
     parts = [
         f"# {results.title}\n",
         wrapped(results.about),
         *(markdown(replace(sheet, note=wrapped(sheet.note).rstrip("\n"))) for sheet in results.sheets),
-        *drawn,
+        *figures,
         *([listed] if listed else []),
         f"```sh\n{results.origin['command']}\n```\n",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from snarenet.report.numbers import DASH, brief, percent, short
 from snarenet.report.tables import Column, Table, markdown
-from snarenet_lab.report.agreement import verdicts
+from snarenet_lab.report.agreement import Verdict, grouped, verdicts
 from snarenet_lab.report.documents import read_item
 from snarenet_lab.report.results import Cell, Results, Row
 from snarenet_lab.report.results_page import read_results
@@ -140,25 +140,48 @@ def items(folder: Path) -> str:
     rows = []
     for results in read_results(folder / "results"):
         best, parity = (_rows(results, source) for source in ("best", "parity"))
-        whole = [row for row in parity if row.done == row.planned and row.epochs >= row.paper_epochs]
-        complete = [row for row in best if row.done == row.planned]
-        judged = verdicts(results)
-        agree = sum(bool(verdict.agrees) for verdict in judged)
-        rows.append(
-            [
-                f"[{results.item}](results/{results.item}.md)",
-                f"{len(complete)} of {len(best)}" if best else DASH,
-                f"{len(whole)} of {len(parity)}" if parity else DASH,
-                f"{agree} of {len(judged)}" if judged else DASH,
-            ]
+        long = [row for row in parity if row.done and row.epochs >= row.paper_epochs]
+        judged = [verdict for verdict in verdicts(results) if verdict.agrees is not None]
+        counts = (
+            (_complete(best), best),
+            (long, parity),
+            (_complete(long), parity),
+            ([verdict for verdict in judged if verdict.agrees], judged),
         )
+        found = [f"{len(some)} of {len(every)}" if every else DASH for some, every in counts]
+        rows.append([_link(results), *found])
     head = [
         "item",
         "our rows with all seeds",
-        "rows of the paper's recipe with all seeds and all of its epochs",
-        "of those that are there, within two of its standard deviations",
+        "rows of the paper's recipe with all of its epochs",
+        "and with all seeds",
+        "within two standard deviations of the paper, of those that it has one for",
     ]
     return markdown(head, rows)
+
+
+def parity(folder: Path) -> str:
+    """Every row of the paper's recipe beside the paper's own, in the main quantity of its table."""
+    rows = [
+        [_link(results), name, verdict.row.count, verdict.row.effort, *_judged(verdict)]
+        for results in read_results(folder / "results")
+        for name, (verdict, *_) in grouped(verdicts(results)).items()
+    ]
+    return markdown(["item", "row", "seeds", "epochs", "ours", "the paper's", "agrees"], rows)
+
+
+def _judged(verdict: Verdict) -> list[str]:
+    """Our number, the paper's, and whether they agree; a dash if the paper has one seed, and no deviation."""
+    agrees = {True: "yes", False: "no" if verdict.whole else "no, too few epochs", None: DASH}[verdict.agrees]
+    return [verdict.ours_written, verdict.theirs_written, agrees]
+
+
+def _complete(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.done == row.planned]
+
+
+def _link(results: Results) -> str:
+    return f"[{results.item}](results/{results.item}.md)"
 
 
 def gaps(folder: Path) -> str:
@@ -171,6 +194,19 @@ def gaps(folder: Path) -> str:
         found = [[row for row in rows if (row.label, row.source) == (label, source)] for rows in known.values()]
         body.append([name, *(_gap(rows[0]) if rows else DASH for rows in found)])
     return markdown(["", *_FAMILIES.values()], body)
+
+
+def starts(folder: Path) -> str:
+    """What the start at the projection brings on curved sets: ours with it, and without."""
+    plain = json.loads((folder / "data" / "plain-start-h200.json").read_text())["rows"]
+    body = []
+    for known in plain:
+        rows = _rows(_results(folder, known["family"]), "best")
+        (ours,) = [row for row in rows if row.label == "SnareNet, tol 1e-8"]
+        cells = {key: Cell.of(known[key]["values"]) for key in ("gap_gmean", "gap_max")}
+        without = Row("", "best", cells, len(known["seeds"]), epochs=known["epochs"])
+        body.append([_FAMILIES[known["family"]], _gap(without), _gap(ours)])
+    return markdown(["", "from the plain repair", "at the projection"], body)
 
 
 def _gap(row: Row) -> str:
@@ -200,7 +236,7 @@ def _results(folder: Path, item: str) -> Results:
 _STORED = (
     "ablation-h200", "bench-damping-cpu", "bench-growth-h200", "bench-matrix-free-cpu", "bench-parallel-cpu",
     "bench-race", "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "compare-nclp", "compare-qcqp",
-    "matrix-free-starts-cpu", "methods", "paper-damping-cpu", "training-steps-h200",
+    "matrix-free-starts-cpu", "methods", "tails-h200", "training-steps-h200",
 )  # fmt: skip
 TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
     "against-paper": against_paper,
@@ -211,5 +247,7 @@ TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name
     "gaps": gaps,
     "general": general,
     "items": items,
+    "parity": parity,
     "scaling": scaling,
+    "starts": starts,
 }

@@ -3,8 +3,8 @@
     <!-- table: NAME -->
     <!-- end -->
 
-`write_pages` fills every marker of a folder of pages, and makes the pages of the results anew; `stale` says what would
-change. Numbers are kept in `data/` and `results/` of that folder, so a text cannot disagree with them.
+`write_pages` fills every marker of a folder of pages, and makes the pages and figures of the results anew; `stale` says
+what would change. Numbers are kept in `data/` and `results/` of that folder, so a text cannot disagree with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from snarenet_lab.files import write_text
-from snarenet_lab.report.documents import texts
+from snarenet_lab.report.documents import drawn, figure_file, mark, texts
 from snarenet_lab.report.page_tables import TABLES
 from snarenet_lab.report.results_page import read_results
 
@@ -34,9 +34,12 @@ def stale(folder: Path) -> dict[Path, str]:
     """The files of a folder of pages that do not say what its data say, with what they should hold."""
     made = {path: fill(path.read_text(), folder) for path in sorted(folder.glob("*.md"))}
     results = folder / "results"
+    old: dict[Path, str] = {}
     for item in read_results(results):
         made |= {results / name: text for name, text in texts(item, results).items()}
-    return {path: text for path, text in made.items() if not path.exists() or path.read_text() != text}
+        figures = {results / figure_file(item, spec): spec for spec in item.figures}
+        old |= {path: drawn(spec) for path, spec in figures.items() if mark(spec) not in _read(path)}
+    return {path: text for path, text in made.items() if _read(path) != text} | old
 
 
 def fill(page: str, folder: Path, tables: Mapping[str, Callable[[Path], str]] = TABLES) -> str:
@@ -50,3 +53,7 @@ def fill(page: str, folder: Path, tables: Mapping[str, Callable[[Path], str]] = 
     return _BLOCK.sub(
         lambda match: f"<!-- table: {match['name']} -->\n{tables[match['name']](folder)}<!-- end -->", page
     )
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -4,8 +4,8 @@ It is written by hand, read here, and never written by a program. By item, each 
 
     {"nclp": [{"source": "parity", "labels": ["DC3", "HProj"], "epochs": 150, "note": "Trained on a CPU core."}]}
 
-`labels` may hold wildcards; `source`, `labels` and `epochs` may be left out. A note whose rows are gone, since others
-with more epochs have taken their place, is gone with them.
+`labels` may hold wildcards; `command` is a part of the row's command; `source`, `labels`, `epochs` and `command` may be
+left out. A note whose rows are gone, since others have taken their place, is gone with them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class Note:
         source: of the rows; "" for any.
         labels: of the rows, with wildcards.
         epochs: of the rows; 0 for any.
+        command: what the rows' commands hold, such as "--relax-mode eval"; "" for any.
     """
 
     note: str
     source: str = ""
     labels: tuple[str, ...] = ("*",)
     epochs: int = 0
+    command: str = ""
 
     def is_about(self, row: Row) -> bool:
         """Is it about this row?"""
@@ -43,6 +45,7 @@ class Note:
             row.source != "paper"
             and self.source in ("", row.source)
             and self.epochs in (0, row.epochs)
+            and self.command in row.command
             and any(fnmatchcase(row.label, label) for label in self.labels)
         )
 
