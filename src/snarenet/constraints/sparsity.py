@@ -198,7 +198,10 @@ class Pattern:
 
 def _sums(terms: Tensor, index: Tensor, size: int) -> Tensor:
     """(B, size) the sums of terms (nnz, B) with the same index; with the batch as the fastest axis that is quickest."""
-    return terms.new_zeros(size, terms.shape[1]).index_add(0, index, terms).T.contiguous()
+    zeros = terms.new_zeros(size, terms.shape[1])
+    if terms.is_cuda:  # where `index_add` adds in any order, and no two results are the same
+        return zeros.index_put((index,), terms, accumulate=True).T.contiguous()
+    return zeros.index_add(0, index, terms).T.contiguous()
 
 
 @lru_cache(maxsize=32)

@@ -88,7 +88,7 @@ CASES: dict[str, Case] = {
     **{f"AC-OPF {buses}": Case(partial(acopf, f"{buses}_ieee")) for buses in (30, 57, 118)},
     "AC-OPF 300": Case(partial(acopf, "300_ieee"), 16, 16),  # half of the instances have no feasible point
     "AC-OPF 1354": Case(partial(acopf, "1354_pegase"), 6, 4, 100),  # 100 MiB a sample
-    **{f"unicycle {horizon}": Case(partial(unicycle, horizon), 16, 16) for horizon in (10, 30, 100, 300)},
+    **{f"unicycle {horizon}": Case(partial(unicycle, horizon), 16, 16) for horizon in (10, 20, 30, 100, 300)},
     **{f"portfolio, {form}": Case(partial(portfolio, 200, form)) for form in FORMS},
     "arm": Case(arm),
 }
