@@ -147,19 +147,17 @@ __device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* co
   TEAM_EACH(i, 0, s) column[i] = F[i * s];
   team.sync();
   for (int k = 0; k < pivots; k++) {
-    const real* mine = column + (k & 1) * s;
-    real *next = column + (1 - (k & 1)) * s, pivot = mine[k];
+    const real *__restrict__ mine = column + (k & 1) * s, *__restrict__ above = F + k * s;
+    real *__restrict__ next = column + (1 - (k & 1)) * s, pivot = mine[k];
     if (!(pivot > 0 && pivot < (real)INFINITY)) return false;
     real inverse = 1 / pivot;
     for (int i = k + 1 + down; i < s && down < high; i += high) {  // threads beyond `high` rows of `width` wait
-      real factor = mine[i] * inverse, *line = F + i * s;
+      real factor = mine[i] * inverse, *__restrict__ line = F + i * s;
+#pragma unroll 4
       for (int j = across; j <= i; j += width) {
-        if (j < k) line[j] -= factor * F[k * s + j];
-        else if (j == k) line[j] = -factor;
-        else {
-          line[j] -= factor * mine[j];
-          if (j == k + 1) next[i] = line[j];
-        }
+        real other = j < k ? above[j] : j == k ? (real)1 : mine[j], found = (j == k ? (real)0 : line[j]) - factor * other;
+        line[j] = found;
+        if (j == k + 1) next[i] = found;
       }
     }
     team.sync();
