@@ -18,7 +18,7 @@ mixes samples. The same factor serves the step and its adjoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
+from snarenet.linalg.simplicial import Products, SimplicialFactor, usable
 from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
@@ -88,6 +89,11 @@ class SparseNormal:
         self.form: Form = forms[0] if len(forms) == 1 else _cheaper(ends)
         self.gram = ends[self.form]
         self.refines = self.form == "primal" or self.gram.rank > 0  # are there differences of large numbers?
+
+    @cached_property
+    def compiled(self) -> Products:
+        """Products with J by compiled code."""
+        return Products(self.row, self.col, self.shape)
 
     @property
     def estimate(self) -> Estimate:
@@ -164,10 +170,14 @@ class SparseFactor:
 
     def push(self, v: Tensor) -> Tensor:
         """J v, (B, m) for v (B, n): 0 in rows that are not in use."""
+        if usable(v):
+            return self.normal.compiled.times(self.values, v, transposed=False)
         return self._push(v.unsqueeze(1)).squeeze(1)
 
     def pull(self, w: Tensor) -> Tensor:
         """J'w, (B, n) for w (B, m), of the rows in use."""
+        if usable(w):
+            return self.normal.compiled.times(self.values, w, transposed=True)
         return self._pull(w.unsqueeze(1)).squeeze(1)
 
     def _push(self, v: Tensor) -> Tensor:
@@ -188,9 +198,13 @@ class SparseFactor:
 
         Who needs that changes no one else.
         """
-        found = self._once(rhs)
         if not self.normal.refines:
-            return found
+            return self._once(rhs)
+        if isinstance(self.gram.core, SimplicialFactor) and not self.normal.gram.rank:
+            system = (self.values, self.damping, self.inverse_weights, self.length)
+            effort, primal = (_ROUNDING, _REFINEMENTS), self.normal.form == "primal"
+            return self.normal.compiled.refined(self.gram.core, primal, effort, system, rhs)
+        found = self._once(rhs)
         goal = _ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
         residual = rhs - self._times(found)
         size = residual.norm(dim=2, keepdim=True)
