@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from snarenet.linalg import SparseNormal, native
+from snarenet import native
+from snarenet.linalg import SparseNormal, simplicial
 from snarenet.linalg.simplicial import SimplicialFactor
 from snarenet.testing import assert_equal, draw
 
@@ -50,7 +51,7 @@ def test_the_same_as_by_torch(form: str, monkeypatch: pytest.MonkeyPatch) -> Non
     rhs = draw(BATCH, ROWS, 3, seed=5)
     compiled = normal.factor(*data)
     solved, pushed = compiled.solve(rhs), compiled.push(draw(BATCH, COLUMNS, seed=6))
-    monkeypatch.setattr(native, "library", lambda name: None)
+    monkeypatch.setattr(native, "library", lambda source: None)
     plain = normal.factor(*data)
     assert not isinstance(plain.gram.core, SimplicialFactor)
     assert_equal(solved, plain.solve(rhs), 1e-12)
@@ -70,7 +71,7 @@ def test_one_that_is_singular_says_so_and_disturbs_nobody() -> None:
 
 class TestLibrary:
     def load(self) -> object:
-        return native.library.__wrapped__("simplicial")
+        return native.library.__wrapped__(simplicial._SOURCE)
 
     @needs_compiler
     def test_it_is_built_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from snarenet import native
 from snarenet.constraints.maps import LinearMap
-from snarenet.linalg import Dual, EliminatedBox, SparseDual, SparseFactor, SparseNormal, native
+from snarenet.linalg import Dual, EliminatedBox, SparseDual, SparseFactor, SparseNormal
 from snarenet.linalg.simplicial import SimplicialFactor
 from snarenet.testing import assert_equal, draw
 
@@ -25,7 +26,7 @@ def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test with compiled factors, where there is a compiler, and with those of torch."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(native, "library", lambda name: None)
+            patch.setattr(native, "library", lambda source: None)
         yield
 
 

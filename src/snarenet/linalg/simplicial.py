@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.linalg import native
+from snarenet import native
 from snarenet.linalg.multifrontal import Cliques
 from snarenet.linalg.ordering import Graph, minimum_degree
 
+_SOURCE = Path(__file__).with_suffix(".cpp")
 _LANES = 8  # samples side by side; the same number is in simplicial.cpp
 _SUFFIX = {torch.float64: "f64", torch.float32: "f32"}
 
@@ -43,12 +45,12 @@ class _Jacobian(ctypes.Structure):
 
 def usable(like: Tensor) -> bool:
     """Can compiled code work on such a tensor?"""
-    return like.device.type == "cpu" and like.dtype in _SUFFIX and native.library("simplicial") is not None
+    return like.device.type == "cpu" and like.dtype in _SUFFIX and native.library(_SOURCE) is not None
 
 
 def _call(name: str, like: Tensor, *arguments: Any) -> None:
     """A function of the library for the dtype of `like`; tensors go as the addresses of their contiguous numbers."""
-    library = native.library("simplicial")
+    library = native.library(_SOURCE)
     assert library is not None
     function = library[f"{name}_{_SUFFIX[like.dtype]}"]
     function(*(_argument(argument) for argument in arguments))
@@ -146,8 +148,8 @@ def _grouped(numbers: Tensor) -> Tensor:
     return padded.unflatten(0, (-1, _LANES)).mT.contiguous()
 
 
-class Products:
-    """Products with matrices whose nonzeros (nnz, B) stand at (row, col), and systems made of them."""
+class Nonzeros:
+    """Nonzeros with matrices whose nonzeros (nnz, B) stand at (row, col), and systems made of them."""
 
     def __init__(self, row: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
         self.row, self.col, self.shape = row.contiguous(), col.contiguous(), shape

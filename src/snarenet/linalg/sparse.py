@@ -27,7 +27,7 @@ from torch import Tensor
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
-from snarenet.linalg.simplicial import Products, SimplicialFactor, usable
+from snarenet.linalg.simplicial import Nonzeros, SimplicialFactor, usable
 from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
@@ -91,9 +91,9 @@ class SparseNormal:
         self.refines = self.form == "primal" or self.gram.rank > 0  # are there differences of large numbers?
 
     @cached_property
-    def compiled(self) -> Products:
-        """Products with J by compiled code."""
-        return Products(self.row, self.col, self.shape)
+    def compiled(self) -> Nonzeros:
+        """Nonzeros with J by compiled code."""
+        return Nonzeros(self.row, self.col, self.shape)
 
     @property
     def estimate(self) -> Estimate:

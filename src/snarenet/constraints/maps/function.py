@@ -22,6 +22,7 @@ from snarenet.constraints.maps.base import (
     transposed_times,
 )
 from snarenet.constraints.products import CHUNK, Products
+from snarenet.constraints.recorded import Recorded
 from snarenet.constraints.sparsity import Pattern
 from snarenet.constraints.structure import Given, Structure, transformed
 
@@ -107,6 +108,9 @@ class FunctionMap(Map):
         pattern, values = self.on_pattern(Products(self.value, y))
         return pattern.row_sums(values.square())
 
+    def of_y_alone(self) -> Map:
+        return _OfYAlone(self.fn, self.x, self.rows, self.given_jacobian, self.structure, self.point)
+
     def magnitudes(self, y: Tensor) -> Tensor:
         if self.compressed(look=False):
             pattern, values = self.on_pattern(Products(self.value, y))
@@ -148,8 +152,10 @@ class FunctionMap(Map):
         return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
-        if len(pairs) > 1 and self.compressed(look=False):
-            return self._pullback_at_once(y, pairs, weights, wanted)
+        if pairs and self.compressed(look=False):
+            recorded = self._recorded(y) if not wanted else None
+            found = None if recorded is None else recorded.pullback(self, y, pairs, weights)
+            return self._pullback_at_once(y, pairs, weights, wanted) if found is None else [found]
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
             y = y.detach().requires_grad_()
             value = self.value(y)
@@ -158,6 +164,10 @@ class FunctionMap(Map):
                 pulled = torch.autograd.grad(value, y, a, create_graph=True, allow_unused=True)[0]
                 total = total if pulled is None else total + (pulled * t).sum()
         return gradients(total, (y, *wanted))
+
+    def _recorded(self, y: Tensor) -> Recorded | None:
+        """The programs of the derivatives, where J is `compressed` and there are any."""
+        return self.structure.recorded(self, y) if isinstance(self.structure, Structure) else None
 
     def _pullback_at_once(
         self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]
@@ -194,13 +204,46 @@ class FunctionMap(Map):
         reached = (leaf for leaf in _leaves(value) if leaf is not point)
         return (*(t for t in tree_leaves(self.x) if isinstance(t, Tensor) and t.requires_grad), *reached)
 
-    def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
-        x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
+    def with_x(self, x: Any) -> FunctionMap:
+        """The same function of another x."""
         return FunctionMap(self.fn, x, self.rows, self.given_jacobian, self.structure, self.point)
+
+    def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
+        return self.with_x(tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x))
 
     def select(self, index: Tensor) -> FunctionMap:
         point = None if self.point is None else self.point[index]
         return FunctionMap(self.fn, select_inputs(self.x, index), self.rows, self.given_jacobian, self.structure, point)
+
+
+class _OfYAlone(FunctionMap):
+    """The same where nothing but y needs a derivative: that of the lengths of rows is by a program, if there is one."""
+
+    def row_norms(self, y: Tensor) -> Tensor:
+        return _RowNorms.apply(y, self) if self.compressed(look=True) else super().row_norms(y)  # pyright: ignore
+
+    def pull_norms(self, y: Tensor, weights: Tensor) -> Tensor | None:
+        """The gradient in y of <weights, row norms>."""
+        recorded = self._recorded(y)
+        found = None if recorded is None else recorded.pull_norms(self, y, weights)
+        if found is not None:
+            return found
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            return gradients((weights * super().row_norms(y)).sum(), (y,))[0]
+
+
+class _RowNorms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, map: _OfYAlone) -> Tensor:
+        ctx.map = map
+        ctx.save_for_backward(y)
+        return super(_OfYAlone, map).row_norms(y)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        return ctx.map.pull_norms(ctx.saved_tensors[0], gradients[0]), None
 
 
 class _ByAutograd(Linearization):

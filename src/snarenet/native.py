@@ -22,12 +22,11 @@ _SECONDS = 120  # that a compiler may take: it needs two
 
 
 @functools.cache
-def library(name: str) -> ctypes.CDLL | None:
-    """The functions of `name`.cpp beside this file; None where nothing can be compiled."""
+def library(source: Path) -> ctypes.CDLL | None:
+    """The functions of a source file; None where nothing can be compiled."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None or os.environ.get("SNARENET_NATIVE") == "0":
         return None
-    source = Path(__file__).with_name(f"{name}.cpp")
     try:
         return ctypes.CDLL(str(_built(source, compiler)))
     except (OSError, subprocess.SubprocessError):  # no such compiler, an old one, no place to write, ...
