@@ -55,11 +55,18 @@ class Recorded:
         self.colouring, self.shapes = colouring, _shapes(function, y)
         self._size = torch.zeros(function.rows, dtype=y.dtype)  # of each row: what its rounding is measured by
         self._programs: dict[Any, Program | None] = {}
+        self._hindrance = ""  # why there is no program
         self._good = True
 
     def suits(self, function: Recordable, y: Tensor, colouring: Colouring) -> bool:
         """Are these the programs of such a call?"""
         return self.colouring is colouring and self.shapes == _shapes(function, y)
+
+    def describe(self, function: Recordable, y: Tensor) -> str:
+        """Is the Jacobian recorded, or what keeps it from that?"""
+        if self.values(function, y) is not None:
+            return "recorded"
+        return f"not recorded: {self._hindrance}" if self._good else "no longer recorded: the function has changed"
 
     def values(self, function: Recordable, y: Tensor) -> Tensor | None:
         """(B, nnz) the entries of J(y), the batch as the fastest axis in memory; None without a program."""
@@ -90,8 +97,8 @@ class Recorded:
             try:
                 with torch.enable_grad():
                     self._programs[key] = what(Recorder(), function, y, self.colouring, len(given))
-            except UnrecordableError:
-                self._programs[key] = None
+            except UnrecordableError as error:
+                self._programs[key], self._hindrance = None, str(error)
         program = self._programs[key]
         return None if program is None else program(y, *_inputs(function.x), *given)
 
