@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -173,6 +174,31 @@ def test_weights_that_change_are_noticed(small: float) -> None:
         weights[0] *= 1.5
         assert_equal(map.linearize(y).jacobian, torch.diag_embed(weights * y.cos()), 1e-14)
     assert not used(map, y)
+
+
+class _Opaque(torch.autograd.Function):
+    """The sine, whose backward pass no mode of torch can see."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return y.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * torch.from_numpy(np.cos(ctx.saved_tensors[0].detach().numpy()))
+
+
+@needs_compiler
+def test_a_backward_pass_that_cannot_be_seen_is_noticed() -> None:
+    y, identity = draw(1, N, seed=1), Pattern.of(torch.eye(6, N))
+    map = FunctionMap(lambda y, x: _Opaque.apply(y[:, :6]), None, 6, structure=Structure(identity), point=y)
+    assert used(map, y)
+    with torch.no_grad():
+        for k in range(2):
+            at = y + k
+            expected = torch.nn.functional.pad(torch.diag_embed(at[:, :6].cos()), (0, 6))
+            assert_equal(map.linearize(at).jacobian, expected, 1e-14)
 
 
 @needs_compiler

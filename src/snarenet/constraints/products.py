@@ -46,7 +46,7 @@ class Products:
             return source.new_zeros(len(seeds), *source.shape)
         room = _CACHED if y.device.type == "cpu" else CHUNK
         chunk = max(1, room // max(1, batch * max(y.shape[1], value.shape[1])))
-        return torch.func.vmap(lambda seed: self._grad(output, source, seed), chunk_size=chunk)(seeds)
+        return torch.cat([self._grad(output, source, some, batched=True) for some in seeds.split(chunk)])
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         """(y, g(y)), with their graph."""
@@ -66,11 +66,12 @@ class Products:
         return self._transposed
 
     @staticmethod
-    def _grad(output: Tensor, source: Tensor, cotangent: Tensor) -> Tensor:
+    def _grad(output: Tensor, source: Tensor, cotangent: Tensor, batched: bool = False) -> Tensor:
         if output.requires_grad:
             (found,) = torch.autograd.grad(
-                output, source, cotangent, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
-            )
+                output, source, cotangent, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True,
+                is_grads_batched=batched,
+            )  # fmt: skip
             if found is not None:
                 return found
-        return torch.zeros_like(source)
+        return torch.zeros_like(source.expand(len(cotangent), *source.shape) if batched else source)

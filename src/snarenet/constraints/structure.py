@@ -77,10 +77,11 @@ class Structure:
         y = products.y
         colouring = self.colouring(y.shape[1])
         recorded = None if torch.is_grad_enabled() else self.recorded(function, y)
-        values = None if recorded is None else recorded.values(function, y)
-        if values is None:
-            values = colouring.values(products)
-        if self.declared is not None or not can_look(y) or not self._due():
+        values, due = None if recorded is None else recorded.values(function, y), can_look(y) and self._due()
+        if values is None or due:
+            true = colouring.values(products)
+            values = values if values is not None and recorded is not None and recorded.confirm(values, true) else true
+        if self.declared is not None or not due:
             return colouring.pattern, values
         with torch.no_grad():
             wider = _verified(function, Products(function.value, y.detach()), colouring, self.calls)
