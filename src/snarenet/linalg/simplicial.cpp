@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -42,6 +43,10 @@ template <class T> struct Group {
     }
     // array[sample * stride + i * step] for i < size
     void read(const T *array, Index stride, Index step, Index size, V *found) const {
+        if (stride == 1 && count == LANES) {
+            for (Index i = 0; i < size; i++) std::memcpy(found + i, array + lane[0] + i * step, sizeof(V));
+            return;
+        }
         for (Index i = 0; i < size; i++)
             for (Index l = 0; l < LANES; l++) found[i][l] = array[lane[l] * stride + i * step];
     }
