@@ -25,7 +25,7 @@ _SECONDS = 120  # that a compiler may take: it needs two
 def library(source: Path) -> ctypes.CDLL | None:
     """The functions of a source file; None where nothing can be compiled."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or os.environ.get("SNARENET_NATIVE") == "0":
+    if compiler is None or os.name != "posix" or os.environ.get("SNARENET_NATIVE") == "0":
         return None
     try:
         return ctypes.CDLL(str(_built(source, compiler)))

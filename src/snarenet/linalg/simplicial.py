@@ -157,7 +157,7 @@ class Nonzeros:
 
     def times(self, values: Tensor, v: Tensor, transposed: bool) -> Tensor:
         """(B, rows) for v (B, columns), or transposed the other way round."""
-        v = v.contiguous()
+        values, v = values.contiguous(), v.contiguous()
         found = v.new_empty(len(v), self.shape[transposed])
         _call("product", v, self.jacobian, len(v), int(transposed), values, v, found)
         return found
