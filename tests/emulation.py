@@ -59,7 +59,14 @@ def _build(name: str, options: tuple[str, ...]) -> str:
         names += [f"{base}{s}" for base in re.findall(r"(\w+)##S\(", code) for s in (1, 2, 4)]
         entries = " ".join(f"ENTRY({kernel})" for kernel in names if f"{kernel}##S" not in code)
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-pthread", "-x", "c++"]
-        command += ["-Wno-unknown-pragmas", str(header), f'-DSOURCE="{source}"', f"-DENTRIES={entries}", f"-I{nvrtc.folder()}", *options]
+        command += [
+            "-Wno-unknown-pragmas",
+            str(header),
+            f'-DSOURCE="{source}"',
+            f"-DENTRIES={entries}",
+            f"-I{nvrtc.folder()}",
+            *options,
+        ]
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             done = subprocess.run([*command, "-o", f"{folder}/emulation.so"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr

@@ -21,8 +21,9 @@ from snarenet.tracing import to_onnx
 
 POOR, GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
 NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
+FAR, EXACT = 0.5, 0.02  # the same for a step that did just what was foreseen: a gain of 1, give or take this
 QUICK = 0.1  # what is left of the damping after such a step, but
-SAFE = 1e-7  # not less than this: dependent rows amplify rounding by as much as the damping is small
+SAFE = 1e-8  # not less than this: dependent rows amplify rounding by as much as the damping is small
 
 
 def _check(**values: float) -> None:
@@ -81,9 +82,9 @@ class Annealed(Damping):
     """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish.
 
     Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
-    d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. Near the set the damping falls to a
-    tenth after a step that did what the linear model foresaw, else as in the schedule. A sample that is near needs less
-    than half the steps. All of it changes by jumps, so its derivative is zero almost
+    d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. The damping falls to a tenth after a
+    step that did what the linear model foresaw, near the set roughly and farther away exactly, else as in the schedule.
+    A sample that is near needs less than half the steps. All of it changes by jumps, so its derivative is zero almost
     everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """
 
@@ -123,9 +124,8 @@ class Annealed(Damping):
         assert isinstance(damping, Tensor)
         lower = damping * _exact(self.ratio, damping)
         quick = (damping * _exact(min(QUICK, self.ratio), damping)).clamp(min=SAFE)
-        return torch.where((gain > GOOD) & (distance < NEAR), torch.minimum(lower, quick), lower).clamp(
-            min=self.floor
-        )
+        right = ((gain > GOOD) & (distance < NEAR)) | (((gain - 1).abs() < EXACT) & (distance < FAR))
+        return torch.where(right, torch.minimum(lower, quick), lower).clamp(min=self.floor)
 
 
 @dataclass(frozen=True)

@@ -309,8 +309,9 @@ class TestLoopAtItsOwnPace(EngineConformance):
             gain = (before - after) / (before - predicted)
             y = torch.where((r.abs() > options.tol).any(1, keepdim=True), y - d, y)
             if paces:
-                change = torch.where((distance < 0.01) & (gain > 0.75), 0.1, damping.ratio)
-                level = (level * change).clamp(min=damping.floor)
+                right = ((distance < 0.01) & (gain > 0.75)) | ((distance < 0.5) & ((gain - 1).abs() < 0.02))
+                quick = torch.where(right, (0.1 * level).clamp(min=1e-8), torch.inf)
+                level = quick.minimum(damping.ratio * level).clamp(min=damping.floor)
         return _better(best, violation(y), y)[1]
 
     def test_one_that_is_near_needs_few_steps(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import snarenet as sn
+from snarenet import native
 from snarenet.linalg import Dual, Primal, SparseDual, sparse_normal
 from snarenet.repair.choose import choose
 from snarenet.repair.engine import Batch, Engine
@@ -162,16 +163,32 @@ def test_numbers_of_a_pattern() -> None:
     assert f"{2 * (SIZE - 1)} of {(SIZE - 1) * SIZE:,} entries of J (2.5 %), detected, 2 colours" in str(found)
 
 
-def test_numbers_of_a_sparse_system() -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)])
+def test_numbers_of_a_sparse_system(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda source: None)
     constraints = sn.Box(-1.0, 1.0) & wave()
     found = sn.explain(constraints, draw(5, SIZE))
     pattern = constraints.at(draw(5, SIZE)).map.parts[1].pattern
     assert pattern is not None
-    estimate = sparse_normal(pattern).estimate
-    assert f"{estimate.entries:,} entries in {estimate.levels} levels" in found.system
+    normal = sparse_normal(pattern)
+    estimate = normal.estimate
+    if compiled:
+        assert f"{normal.gram.compiled.entries:,} entries, compiled" in found.system
+    else:
+        assert f"{estimate.entries:,} entries in {estimate.levels} levels" in found.system
     assert estimate.form in found.system
     assert f"{estimate.sparse:.3g} us" in found.reasons[1]
     assert found.engine.endswith("the box eliminated")
+
+
+@needs_compiler
+def test_whether_derivatives_are_recorded() -> None:
+    (part,) = sn.explain(wave(), draw(2, SIZE)).parts
+    assert part.jacobian.endswith("2 colours, recorded")
+    bent = sn.Nonlinear(lambda y, x: chain(y, x).abs(), rows=SIZE - 1, upper=0.5)
+    (part,) = sn.explain(bent, draw(2, SIZE)).parts
+    assert part.jacobian.endswith("2 colours, not recorded: `abs`")
 
 
 def test_a_declared_pattern_and_a_jacobian_of_ones_own() -> None:

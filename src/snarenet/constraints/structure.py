@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.products import CHUNK, Products
+from snarenet.constraints.program import usable
+from snarenet.constraints.recorded import Recordable, Recorded
 from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning
 from snarenet.solution import warn
 from snarenet.tracing import tracing
@@ -29,14 +31,8 @@ _SUSPECTS = 4  # samples at which a pattern that failed is looked for again, in 
 _REGULAR = 64  # calls after which the check comes regularly
 
 
-class Function(Protocol):
+class Function(Recordable, Protocol):
     """What is needed of a map."""
-
-    rows: int
-
-    def value(self, y: Tensor) -> Tensor:
-        """g(y)."""
-        ...
 
     def select(self, index: Tensor) -> Function:
         """The function of some of the samples."""
@@ -56,6 +52,7 @@ class Structure:
         self.known: dict[int, Colouring | None] = {} if declared is None else {declared.columns: Colouring.of(declared)}
         self.calls = 0
         self.warned = False
+        self._recorded: Recorded | None = None
 
     def find(self, function: Function, y: Tensor, look: bool = True) -> Pattern | None:
         """The pattern, detected if that is yet to be done and y (B, n) allows it; None where the Jacobian is dense."""
@@ -79,8 +76,12 @@ class Structure:
         """The pattern and values (B, nnz) of J on it; now and then checked."""
         y = products.y
         colouring = self.colouring(y.shape[1])
-        values = colouring.values(products)
-        if self.declared is not None or not can_look(y) or not self._due():
+        recorded = None if torch.is_grad_enabled() else self.recorded(function, y)
+        values, due = None if recorded is None else recorded.values(function, y), can_look(y) and self._due()
+        if values is None or due:
+            true = colouring.values(products)
+            values = values if values is not None and recorded is not None and recorded.confirm(values, true) else true
+        if self.declared is not None or not due:
             return colouring.pattern, values
         with torch.no_grad():
             wider = _verified(function, Products(function.value, y.detach()), colouring, self.calls)
@@ -88,6 +89,18 @@ class Structure:
             self._warn(colouring.pattern.missing(wider.pattern))
             self.known[y.shape[1]], values = wider, wider.values(products)
         return wider.pattern, values
+
+    def recorded(self, function: Function, y: Tensor) -> Recorded | None:
+        """The programs of the derivatives, where they can be used; what they cannot do they say themselves."""
+        if not usable(y) or not can_look(y):
+            return None
+        colouring = self.colouring(y.shape[1])
+        if self._recorded is None or not self._recorded.suits(function, y, colouring):
+            self._recorded = Recorded(function, y, colouring)
+        return self._recorded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_recorded": None}  # a program belongs to its process
 
     def worth(self, n: int) -> int:
         """As many products by themselves as J costs: in one pass, three are had for one."""

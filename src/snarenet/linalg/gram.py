@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from snarenet.linalg.fronts import Tree, gram_cost
 from snarenet.linalg.multifrontal import Cliques, Factor, Multifrontal
+from snarenet.linalg.simplicial import Simplicial, SimplicialFactor, usable
 from snarenet.tracing import tracing
 
 _HEAVY = 10.0  # a column is heavy with more nonzeros than this times the root of the number of nodes
@@ -57,6 +59,11 @@ class SparseGram:
         """The ordered and analysed pattern, made when first needed: a full one takes long."""
         return Multifrontal(self._cliques)
 
+    @cached_property
+    def compiled(self) -> Simplicial:
+        """The same for compiled code."""
+        return Simplicial(self._cliques)
+
     @property
     def tree(self) -> Tree:
         return self.core.tree
@@ -87,15 +94,16 @@ class SparseGram:
         lower, code = torch.linalg.cholesky_ex(inner)
         return GramFactor(core, C, Z, lower, torch.maximum(core.info, code))
 
-    def _shifted(self, values: Tensor, diagonal: Tensor) -> Factor:
-        factor = self.core.factor(values, diagonal)
+    def _shifted(self, values: Tensor, diagonal: Tensor) -> Factor | SimplicialFactor:
+        core = self.compiled if usable(values) else self.core
+        factor: Any = core.factor(values, diagonal)  # either kind, and what replaces some of it is of the same
         shift = 4 * torch.finfo(values.dtype).eps * self.size
         while not tracing() and shift < 1 and bool((factor.info > 0).any()):
             mean = diagonal.mean(1) + values.square().sum(0) / self.size
             left = ((factor.info > 0) & mean.isfinite()).nonzero().squeeze(1)
             if not len(left):
                 break
-            again = self.core.factor(values[:, left], diagonal[left] + shift * mean[left].unsqueeze(1))
+            again = core.factor(values[:, left], diagonal[left] + shift * mean[left].unsqueeze(1))
             factor = factor.replaced(left, again)
             shift *= 100
         return factor
@@ -105,7 +113,7 @@ class SparseGram:
 class GramFactor:
     """Factors of a batch: those of the sparse part, and C, Z and the factor of $I + C^T Z$ of heavy columns."""
 
-    core: Factor
+    core: Factor | SimplicialFactor
     C: Tensor | None = None
     Z: Tensor | None = None
     lower: Tensor | None = None

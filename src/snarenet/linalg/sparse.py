@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Protocol
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg.fronts import dense_cost
 from snarenet.linalg.gram import GramFactor, SparseGram
+from snarenet.linalg.simplicial import Nonzeros, SimplicialFactor, usable
 from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
@@ -138,6 +139,11 @@ class SparseNormal:
         self.gram = ends[self.form]
         self.refines = self.form == "primal" or self.gram.rank > 0  # are there differences of large numbers?
 
+    @cached_property
+    def compiled(self) -> Nonzeros:
+        """Nonzeros with J by compiled code."""
+        return Nonzeros(self.row, self.col, self.shape)
+
     @property
     def estimate(self) -> Estimate:
         """Sparse or dense?"""
@@ -214,9 +220,13 @@ class PlainFactor(SparseFactor):
         return self._refined(rhs.mT).mT
 
     def push(self, v: Tensor) -> Tensor:
+        if usable(v):
+            return self.normal.compiled.times(self.values, v, transposed=False)
         return self._push(v.unsqueeze(1)).squeeze(1)
 
     def pull(self, w: Tensor) -> Tensor:
+        if usable(w):
+            return self.normal.compiled.times(self.values, w, transposed=True)
         return self._pull(w.unsqueeze(1)).squeeze(1)
 
     def _push(self, v: Tensor) -> Tensor:
@@ -237,9 +247,13 @@ class PlainFactor(SparseFactor):
 
         Who needs that changes no one else.
         """
-        found = self._once(rhs)
         if not self.normal.refines:
-            return found
+            return self._once(rhs)
+        if isinstance(self.gram.core, SimplicialFactor) and not self.normal.gram.rank:
+            system = (self.values, self.damping, self.inverse_weights, self.length)
+            effort, primal = (ROUNDING, REFINEMENTS), self.normal.form == "primal"
+            return self.normal.compiled.refined(self.gram.core, primal, effort, system, rhs)
+        found = self._once(rhs)
         goal = ROUNDING * torch.finfo(rhs.dtype).eps * self._reach(rhs, found)
         residual = rhs - self._times(found)
         size = residual.norm(dim=2, keepdim=True)

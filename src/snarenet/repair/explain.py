@@ -215,20 +215,22 @@ def _parts(constraints: Constraints, instance: Instance, y: Tensor, options: Opt
         if isinstance(map, FunctionMap):
             if entries is not None and isinstance(map.structure, Structure):
                 colours = map.structure.colouring(y.shape[1]).count
-            words = _passes(map, words, colours, y.shape[1]) if seen else "J is never formed"
+            words = _passes(map, words, colours, y) if seen else "J is never formed"
         compiled = str(map.compiled or "") if isinstance(map, FunctionMap) else ""
         found.append(Part(kind, map.rows, int(equal.sum()), form, entries, colours, words, compiled))
     return tuple(found)
 
 
-def _passes(map: FunctionMap, entries: str, colours: int | None, n: int) -> str:
+def _passes(map: FunctionMap, entries: str, colours: int | None, y: Tensor) -> str:
     """How the Jacobian of a function comes about."""
     if colours is not None and isinstance(map.structure, Structure):
         known = "detected" if map.structure.declared is None else "declared"
-        return f"{entries}, {known}, {colours} colours"
+        recorded = map.structure.recorded(map, y)
+        how = "" if recorded is None else f", {recorded.describe(map, y)}"
+        return f"{entries}, {known}, {colours} colours{how}"
     if map.given_jacobian is not None:
         return f"{entries or 'dense J'}, by your `jacobian`"
-    return f"dense J in {min(map.rows, n):,} passes"
+    return f"dense J in {min(map.rows, y.shape[1]):,} passes"
 
 
 def _form(map: Map) -> str:

@@ -9,8 +9,8 @@ import torch
 from emulation import on_devices, use_kernels
 from torch import Tensor
 
-from snarenet.linalg import SparseNormal, sparse_normal
 from snarenet.constraints.sparsity import Pattern
+from snarenet.linalg import SparseNormal, sparse_normal
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.sparse import KernelSystems, kernel_systems
 from snarenet.testing import assert_equal, draw

@@ -105,6 +105,10 @@ class Map(ABC):
         """The same map on tensors without a history, so that a pullback does not walk it; see `cut`."""
         return self
 
+    def of_y_alone(self) -> Map:
+        """The same map for derivatives in y and in nothing else, if these are cheaper."""
+        return self
+
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in `wanted`; pairs are (a_j, t_j)."""
         with torch.enable_grad():

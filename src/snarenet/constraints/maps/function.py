@@ -25,6 +25,7 @@ from snarenet.constraints.maps.base import (
     transposed_times,
 )
 from snarenet.constraints.products import CHUNK, Products
+from snarenet.constraints.recorded import Recorded
 from snarenet.constraints.sparsity import Pattern
 from snarenet.constraints.structure import Given, Structure, transformed
 
@@ -130,6 +131,9 @@ class FunctionMap(Map):
         pattern, values = self.on_pattern(self.products(y))
         return pattern.row_sums(values.square())
 
+    def of_y_alone(self) -> Map:
+        return _OfYAlone(self.fn, self.x, self.rows, self.given_jacobian, self.structure, self.point, self.compiled)
+
     def magnitudes(self, y: Tensor) -> Tensor:
         if self.compressed(look=False):
             pattern, values = self.on_pattern(self.products(y))
@@ -174,6 +178,10 @@ class FunctionMap(Map):
         found = self._compiled_pullback(y, pairs, weights, wanted)
         if found is not None:
             return found
+        if pairs and self.compressed(look=False):
+            recorded = self._recorded(y) if not wanted else None
+            found = None if recorded is None else recorded.pullback(self, y, pairs, weights)
+            return self._pullback_at_once(y, pairs, weights, wanted) if found is None else [found]
         with torch.enable_grad():  # <a, J t> as <J'a, t>: g is evaluated once, and forward mode is slow
             y = y.detach().requires_grad_()
             value = self.value(y)
@@ -197,6 +205,30 @@ class FunctionMap(Map):
             return None
         return [found[0], *chained([(leaves[i], g) for i, g in zip(inside, found[1], strict=True)], wanted)]
 
+    def _recorded(self, y: Tensor) -> Recorded | None:
+        """The programs of the derivatives, where J is `compressed` and there are any."""
+        return self.structure.recorded(self, y) if isinstance(self.structure, Structure) else None
+
+    def _pullback_at_once(
+        self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]
+    ) -> list[Tensor | None]:
+        """The same with a larger batch, a part for each pair: a few samples take as long as many."""
+        everybody = torch.arange(len(y), device=y.device)
+        a, t = (torch.cat(one) for one in zip(*pairs, strict=True))
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            at = y.repeat(len(pairs), 1)
+            value = self.select(everybody.repeat(len(pairs))).value(at)
+            outputs, cotangents = [value[: len(y)]], [weights]
+            if value.requires_grad:
+                pulled = torch.autograd.grad(value, at, a, create_graph=True, allow_unused=True)[0]
+                if pulled is not None and pulled.requires_grad:
+                    outputs, cotangents = [*outputs, pulled], [*cotangents, t]
+        if not value.requires_grad:
+            return [None] * (1 + len(wanted))
+        inputs = (y, *wanted)
+        return list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, retain_graph=True))
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors of x, and every leaf that fn reaches by itself: its parameters, or what a closure captured."""
         inside = FunctionMap(self.fn, tree_map(_detach, self.x), self.rows)
@@ -212,9 +244,14 @@ class FunctionMap(Map):
         reached = (leaf for leaf in _leaves(value) if leaf is not point)
         return (*(t for t in tree_leaves(self.x) if isinstance(t, Tensor) and t.requires_grad), *reached)
 
-    def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
+    def with_x(self, x: Any) -> FunctionMap:
+        """The same function of another x."""
         found = copy(self)
-        found.x = tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x)
+        found.x = x
+        return found
+
+    def detached(self, leaves: dict[int, Tensor]) -> FunctionMap:
+        found = self.with_x(tree_map(lambda leaf: cut(leaf, leaves) if isinstance(leaf, Tensor) else leaf, self.x))
         found._leaves = leaves
         return found
 
@@ -223,6 +260,36 @@ class FunctionMap(Map):
         found.x = select_inputs(self.x, index)
         found.point = None if self.point is None else self.point[index]
         return found
+
+
+class _OfYAlone(FunctionMap):
+    """The same where nothing but y needs a derivative: that of the lengths of rows is by a program, if there is one."""
+
+    def row_norms(self, y: Tensor) -> Tensor:
+        return _RowNorms.apply(y, self) if self.compressed(look=True) else super().row_norms(y)  # pyright: ignore
+
+    def pull_norms(self, y: Tensor, weights: Tensor) -> Tensor | None:
+        """The gradient in y of <weights, row norms>."""
+        recorded = self._recorded(y)
+        found = None if recorded is None else recorded.pull_norms(self, y, weights)
+        if found is not None:
+            return found
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            return gradients((weights * super().row_norms(y)).sum(), (y,))[0]
+
+
+class _RowNorms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, map: _OfYAlone) -> Tensor:
+        ctx.map = map
+        ctx.save_for_backward(y)
+        return super(_OfYAlone, map).row_norms(y)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        return ctx.map.pull_norms(ctx.saved_tensors[0], gradients[0]), None
 
 
 class _ByAutograd(Linearization):

@@ -82,6 +82,9 @@ class StackedMap(Map):
     def detached(self, leaves: dict[int, Tensor]) -> StackedMap:
         return StackedMap([part.detached(leaves) for part in self.parts])
 
+    def of_y_alone(self) -> StackedMap:
+        return StackedMap([part.of_y_alone() for part in self.parts])
+
     def select(self, index: Tensor) -> StackedMap:
         return StackedMap([part.select(index) for part in self.parts])
 

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
     const real* trial, const real* d, const real* left, const real* level, const bool* stalled, const long long* status,
     const long long* steps, const real* worst, const real* best_position, const real* best, const long long* best_steps,
     const real* mark, double tol, int look, double progress, int exact, int paced, double ratio, double quick,
-    double safe, double near_by, double good, double floor, real* new_position, real* new_residual, real* new_worst,
+    double safe, double near_by, double good, double far_off, double just, double floor, real* new_position, real* new_residual, real* new_worst,
     real* new_level, long long* new_status, long long* new_steps, real* new_best_position, real* new_best,
     long long* new_best_steps, bool* moved) {
   SHARED_MEMORY(partial);
@@ -128,9 +128,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
     });
     real away = most_of(all, partial, [&](int i) { return residual[i] / sqrt(length(i)); });
     real size = sqrt(total(columns, partial, [&](int j) { return position[j] * position[j]; }) / columns);
-    bool close = size > 0 && away / size < (real)near_by;
+    real distance = size > 0 ? away / size : (real)INFINITY, gain = (before - later) / fabs(before - foreseen);
+    bool right = (gain > (real)good && distance < (real)near_by) || (fabs(gain - 1) < (real)just && distance < (real)far_off);
     real lower_level = level[sample] * (real)ratio, quicker = fmax(level[sample] * (real)quick, (real)safe);
-    real next = (before - later) / fabs(before - foreseen) > (real)good && close ? fmin(lower_level, quicker) : lower_level;
+    real next = right ? fmin(lower_level, quicker) : lower_level;
     if (threadIdx.x == 0) new_level[sample] = fmax(next, (real)floor);
   }
   EACH(i, 0, all) if (!go) new_residual[i] = residual[i];

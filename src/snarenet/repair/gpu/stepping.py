@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import add
-from snarenet.damping import GOOD, NEAR, QUICK, SAFE, Annealed
+from snarenet.damping import EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed
 from snarenet.linalg import column
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, rounding, start
@@ -94,7 +94,8 @@ class KernelLoop(Loop):
         after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
         after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
         moved = torch.empty_like(saved.stalled)
-        pace = (damping.ratio, min(QUICK, damping.ratio), SAFE, NEAR, GOOD, damping.floor) if paced else (0.0,) * 6
+        rule = (SAFE, NEAR, GOOD, FAR, EXACT, damping.floor) if paced else (0.0,) * 6
+        pace = (damping.ratio, min(QUICK, damping.ratio), *rule) if paced else (0.0, 0.0, *rule)
         start(
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),

@@ -375,5 +375,5 @@ def pull_scale(
         if not tracing() and not bool(used.all()):  # one that took no step may have rows that overflow
             index = used.nonzero().squeeze(1)
             map, at, weights = map.select(index), y[index], weights[index]
-        weighted = (weights * scale_fn(map, at)).sum()
+        weighted = (weights * scale_fn(map if wanted else map.of_y_alone(), at)).sum()
     return gradients(weighted, (y, *wanted))
