@@ -141,8 +141,8 @@ class TestRepair:
         row = one_repair.Trial("function", "qcqp", 4, one_repair.as_function, one_repair.ours, sizes=TINY)
         found, slope, steps, violation = one_repair._Case(row, CPU).outcome()
         expected, expected_slope, *_ = one_repair._Case(row, CPU, one_repair.ours).outcome()
-        assert (found - expected).abs().max() < 1e-5  # a function is repaired at its own pace
-        assert (slope - expected_slope).abs().max() < 1e-4
+        assert (found - expected).abs().max() < 5e-3  # a function is repaired at its own pace: by other steps
+        assert (slope - expected_slope).abs().max() < 5e-2
         assert steps > 1
         assert violation <= 1e-8
         forward = one_repair.Trial("function", "qcqp", 4, one_repair.as_function, sizes=TINY, backward=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from snarenet.repair import options
 from snarenet.repair.choose import choose
 from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
+from snarenet.repair.repair import repair_with
 from snarenet.testing import assert_equal, draw, gradients
 
 
@@ -629,3 +631,28 @@ def test_gradients_of_the_two_disks_point_along_the_boundary() -> None:
     along, across = (gradients(value[:, [i]], [y])[0] for i in (1, 0))
     assert across.abs().max() < 1e-6
     assert along.abs().max() > 0.01
+
+
+def test_inference_mode_with_a_sparse_jacobian() -> None:
+    """Derivatives need graphs, which that mode does not make."""
+    constraints = sn.Nonlinear(lambda y, x: y[:, 1:] * y[:, :-1].sin(), 79, upper=0.1)
+    y = draw(3, 80, seed=1)
+    expected = sn.repair(constraints, y)
+    with torch.inference_mode():
+        found = sn.repair(constraints, y.clone())
+    assert found.converged.all()
+    assert torch.equal(found.value, expected.value)
+
+
+def test_only_samples_that_a_first_attempt_left_outside_are_attempted_again() -> None:
+    sphere, asked = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, equals=1.0), Options()
+    y = torch.cat([0.3 * draw(2, 3, seed=1), 3 * draw(2, 3, seed=2)]).requires_grad_()
+    whole = repair_with(asked, sphere, y)
+    short = repair_with(replace(asked, max_steps=int(whole.steps.min())), sphere, y)
+    assert 0 < int(short.converged.sum()) < 4
+    again = repair_with(asked, sphere, y, first=short)
+    assert again.converged.all()
+    assert torch.equal(again.value, whole.value)
+    assert torch.equal(again.steps, whole.steps + torch.where(short.converged, 0, short.steps))
+    slopes = [torch.autograd.grad(solution.value.sin().sum(), y)[0] for solution in (again, whole)]
+    assert_equal(*slopes, 1e-12)

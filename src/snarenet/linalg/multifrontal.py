@@ -115,8 +115,9 @@ class Multifrontal:
         return _Places(replace(tree, groups=groups), *self._known).steps()
 
     def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(first, second, entry, diagonal): the products of two nonzeros, by the entry that each is added to, ascending;
-        and the entry of each node on the diagonal.
+        """The products of two nonzeros, by the entry that each is added to, ascending: (first, second, entry).
+
+        And (size,) the entry of each node on the diagonal.
         """
         first, second, entry, diagonal = (
             place.cpu().numpy() for place in (self._first, self._second, self._entry, self._diagonal)

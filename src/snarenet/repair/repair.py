@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
 from snarenet.damping import Annealed, Damping, as_damping
@@ -92,7 +93,14 @@ def repair_with(
 
     `first` is what a first attempt came to, if there was one: only samples that it left outside are attempted again.
     """
+    if torch.is_inference_mode_enabled():  # derivatives of functions come from graphs, which this mode does not make
+        with torch.inference_mode(False), torch.no_grad():
+            return repair_with(options, constraints, y.clone(), tree_map(_copied, x), relax, weights, first)
     return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights, first), y, x)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _repair(

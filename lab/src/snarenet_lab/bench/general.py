@@ -11,7 +11,8 @@ with other noise.
 
 "Dense" is `Nonlinear(..., sparsity=None)`; enforce-nn has dense systems of all variables and inequalities. Both take
 smaller batches of large problems, for their memory, and are left out where their matrices have more than `dense` rows
-or columns. Time and memory are per sample. That of one thread is its time on the processor, as IPOPT's is, which other
+or columns. Time and memory are per sample. On a GPU there are, beside them, the forward pass alone and, per batch of 200, a step of
+training, both recorded (`SnareLayer(record=K)` with as many steps as the batch needs). That of one thread is its time on the processor, as IPOPT's is, which other
 work on the machine does not lengthen; memory is what one pass adds at its peak. Samples are in the set if they violate
 no row by more than 1e-8, recomputed.
 
@@ -46,13 +47,14 @@ from snarenet.constraints.maps import FunctionMap
 from snarenet.reference.program import digest
 from snarenet.reference.threads import one_thread
 from snarenet.report.figures import BLUE, GREEN, ORANGE, canvas, log_axis, to_svg
-from snarenet_lab.bench.common import Benchmark, Ledger, command_line, hardware, peak_growth_mib, synchronize
+from snarenet_lab.bench.common import Benchmark, Ledger, command_line, hardware, median_ms, peak_growth_mib, synchronize
 from snarenet_lab.bench.general_problems import FORMS, General, Ipopt, acopf, arm, portfolio, unicycle
 from snarenet_lab.bench.rivals import enforce_any
 from snarenet_lab.files import write_text
 
 TOL, FAR, NEAR = 1e-8, 0.5, 0.01
 _FLOOR = 1e-3  # of a variable's range: the least deviation
+_STEP = 200  # samples of a training step on a GPU
 _FEW, _ROOM = 8, 2**20  # samples in a batch of those who form dense matrices: these, or as many as have so many entries
 _SECONDS = 10.0  # of passes on the clock: slow ones are fewer
 _MOST = 500  # iterations of IPOPT: those that find a point need some tens
@@ -63,6 +65,7 @@ COLUMNS = (
     *("problem", "variables", "rows", "method", "samples", "ms", "one thread: ms", "IPOPT ms"),
     *("share of IPOPT's", "one thread: share of IPOPT's", "mean steps", "most steps", "in the set", "violation", "MiB"),
     *("near: ms", "near: mean steps", "near: most steps", "near: in the set", "IPOPT's steps", "unsolved by IPOPT"),
+    *("forward: ms", "step: ms", "near: step: ms"),
 )
 Repair = Callable[[Tensor, Tensor], tuple[Tensor, Any]]  # (y, x) -> the repaired y, and steps: a number or a tensor
 
@@ -311,9 +314,32 @@ def _measured(
         if device.type == "cpu":
             found["one"] = far.ms_of_one_thread(repeats)
         near = _Pass(method, constraints, start(size, NEAR, device))
-        return found | {"near": near.outcome() | {"ms": near.ms(repeats)}}
+        found |= {"near": near.outcome() | {"ms": near.ms(repeats)}}
+        if device.type == "cuda" and method == OURS:
+            steps = (_recorded(constraints, start(min(size, _STEP), off, device), repeats) for off in (FAR, NEAR))
+            forward = _recorded(constraints, start(size, FAR, device), repeats, backward=False) / size
+            found |= dict(zip(("step", "near step"), steps, strict=True)) | {"forward": forward}
+        return found
     except torch.OutOfMemoryError:
         return {}
+
+
+def _recorded(constraints: sn.Constraints, given: tuple[Tensor, Tensor], repeats: int, backward: bool = True) -> float:
+    """Milliseconds of a recorded layer for a batch."""
+    y, x = given
+    most = int(sn.repair(constraints, y, x, tol=TOL, rescue=True).steps.max())
+    layer = sn.SnareLayer(constraints, tol=TOL, record=max(1, most))
+    y.requires_grad_(backward)
+
+    def run() -> None:
+        value = layer(y, x)
+        if backward:
+            y.grad = None
+            value.square().sum().backward()
+
+    with torch.set_grad_enabled(backward):
+        run()
+        return median_ms(run, max(repeats, 5), y.device)
 
 
 def _row(name: str, method: str, size: int, found: dict[str, Any], optima: Optima) -> list[Any]:
@@ -324,7 +350,8 @@ def _row(name: str, method: str, size: int, found: dict[str, Any], optima: Optim
     cells = [name, *optima.shape, method, size, *times, optima.ms, *shares]
     cells += [*map(far.get, ("mean", "most", "inside", "violation")), found.get("mib")]
     cells += map(near.get, ("ms", "mean", "most", "inside"))
-    return [*cells, optima.steps, optima.unsolved]
+    cells += [optima.steps, optima.unsolved]
+    return [*cells, *map(found.get, ("forward", "step", "near step"))]
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:

@@ -272,11 +272,28 @@ class _OfYAlone(FunctionMap):
         """The gradient in y of <weights, row norms>."""
         recorded = self._recorded(y)
         found = None if recorded is None else recorded.pull_norms(self, y, weights)
+        found = self._compiled_norms(y, weights) if found is None else found
         if found is not None:
             return found
         with torch.enable_grad():
             y = y.detach().requires_grad_()
             return gradients((weights * super().row_norms(y)).sum(), (y,))[0]
+
+    def _compiled_norms(self, y: Tensor, weights: Tensor) -> Tensor | None:
+        """The same by the compiled pullback, on a batch that holds each sample once for every colour.
+
+        A product with a colour has one entry of J in each place, so what is differentiated is sum <w (J s), J s>.
+        """
+        if self.compiled is None or not isinstance(self.structure, Structure):
+            return None
+        colouring = self.structure.colouring(y.shape[1])
+        seeds = colouring.seeds(y)[0].unsqueeze(1)
+        products = self.products(y).many(seeds.squeeze(1), colouring.by_rows)
+        a, t = (weights * seeds, 2 * products) if colouring.by_rows else (2 * weights * products, seeds)
+        a, t = (v.expand(len(seeds), len(y), -1).flatten(0, 1) for v in (a, t))
+        many = self.select(torch.arange(len(y), device=y.device).repeat(len(seeds)))
+        found = self.compiled.pullback(self.fn, y.repeat(len(seeds), 1), many.x, [(a, t)], torch.zeros_like(a), ())
+        return None if found is None else found[0].unflatten(0, (len(seeds), len(y))).sum(0)
 
 
 class _RowNorms(torch.autograd.Function):

@@ -228,7 +228,7 @@ def _levels(tree: Tree) -> list[list[int]]:
 
 
 def _by_levels(tree: Tree) -> tuple[list[int], np.ndarray]:
-    """The fronts level by level, large ones first; where the large and the small ones of each level begin, and the end."""
+    """The fronts level by level, large ones first; where the large and the small ones of each begin, and the end."""
     order, starts = list[int](), list[int]()
     for level in _levels(tree):
         size = {k: len(tree.fronts[k].pivots) + len(tree.fronts[k].border) for k in level}

@@ -100,7 +100,7 @@ class KernelLoop(Loop):
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
             s.residual, violated, s.residual if strict is None else strict.contiguous(), int(strict is not None),
-            space.scale.contiguous(), s.position, trial, saved.d, saved.left, *_level(s.level, trial)[:1], saved.stalled,
+            space.scale.contiguous(), s.position, trial, saved.d, saved.left, _level(s.level, trial)[0], saved.stalled,
             s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark,
             inner_tolerance(self.tol, space.slack), int(look), PROGRESS, int(self.tol == 0), int(paced), *pace,
             *after, moved,
