@@ -11,10 +11,10 @@ with other noise.
 
 "Dense" is `Nonlinear(..., sparsity=None)`; enforce-nn has dense systems of all variables and inequalities. Both take
 smaller batches of large problems, for their memory, and are left out where their matrices have more than `dense` rows
-or columns. Time and memory are per sample. On a GPU there are, beside them, the forward pass alone and, per batch of 200, a step of
-training, both recorded (`SnareLayer(record=K)` with as many steps as the batch needs). That of one thread is its time on the processor, as IPOPT's is, which other
+or columns. Time and memory are per sample. That of one thread is its time on the processor, as IPOPT's is, which other
 work on the machine does not lengthen; memory is what one pass adds at its peak. Samples are in the set if they violate
-no row by more than 1e-8, recomputed.
+no row by more than 1e-8, recomputed. On a GPU there are, beside them, the forward pass alone, and a step of training
+per batch of 200, both recorded: `SnareLayer(record=K)` with as many steps as the batch needs.
 
 What IPOPT found is kept in `OUT/general-ipopt.jsonl` and what was measured in `OUT/general.jsonl`: remove the latter to
 measure a new version. `python -m snarenet_lab.bench.general FOLDER` draws `FOLDER/general.svg` from
