@@ -71,12 +71,19 @@ class SparseFactor(ABC):
     """Factors of a batch, with what a product with the systems needs.
 
     Attributes:
-        estimate: what one of them costs.
         damping: (B, m) that of each row, 1 for those that are not in use.
     """
 
-    estimate: Estimate
     damping: Tensor
+
+    @property
+    @abstractmethod
+    def estimate(self) -> Estimate:
+        """What one of them costs."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How large one of them is, and how it is computed."""
 
     @property
     @abstractmethod
@@ -199,6 +206,12 @@ class PlainFactor(SparseFactor):
     def estimate(self) -> Estimate:
         return self.normal.estimate
 
+    def describe(self) -> str:
+        core = self.gram.core
+        if isinstance(core, SimplicialFactor):
+            return f"{core.pattern.entries:,} entries, compiled"
+        return f"{self.estimate.entries:,} entries in {self.estimate.levels} levels"
+
     def __getitem__(self, samples: Tensor) -> PlainFactor:
         weights = None if self.inverse_weights is None else self.inverse_weights[samples]
         values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
@@ -305,7 +318,10 @@ def _cheaper(ends: dict[Form, SparseGram]) -> Form:
 def _sums(values: Tensor, v: Tensor, source: Tensor, target: Tensor, size: int) -> Tensor:
     """Each nonzero (nnz, B) times v (B, k, .) at its source, added up at its target: (B, k, size)."""
     terms = v.permute(2, 0, 1).contiguous().index_select(0, source) * values.unsqueeze(2)
-    return terms.new_zeros(size, *terms.shape[1:]).index_add_(0, target, terms).permute(1, 2, 0)
+    zeros = terms.new_zeros(size, *terms.shape[1:])
+    if terms.is_cuda:  # where `index_add_` adds in any order
+        return zeros.index_put_((target,), terms, accumulate=True).permute(1, 2, 0)
+    return zeros.index_add_(0, target, terms).permute(1, 2, 0)
 
 
 def _check_places(row: Tensor, col: Tensor, shape: tuple[int, int]) -> None:

@@ -23,7 +23,6 @@ from snarenet.constraints.maps import Map
 from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
 from snarenet.linalg.eliminated import Eliminated, EliminatedBox
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.simplicial import SimplicialFactor
 from snarenet.linalg.sparse import SparseFactor
 from snarenet.linalg.spectrum import column
 
@@ -194,11 +193,7 @@ class SparseDual(DualSystem):
         found = self.factor.estimate
         apart = f", {found.heavy} heavy {'columns' if found.form == 'dual' else 'rows'} apart" if found.heavy else ""
         which = f"{found.form}, {found.size:,} x {found.size:,} a sample"
-        core = self.factor.gram.core
-        how = f"{found.entries:,} entries in {found.levels} levels"
-        if isinstance(core, SimplicialFactor):
-            how = f"{core.pattern.entries:,} entries, compiled"
-        return f"sparse Cholesky factors, {which}: {how}{apart}"
+        return f"sparse Cholesky factors, {which}: {self.factor.describe()}{apart}"
 
     def _solve(self, rhs: Tensor) -> Tensor:
         return self.factor.solve(rhs)

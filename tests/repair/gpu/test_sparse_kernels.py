@@ -9,6 +9,7 @@ import torch
 from emulation import on_devices, use_kernels
 from torch import Tensor
 
+import snarenet as sn
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import SparseNormal, sparse_normal
 from snarenet.repair.gpu import launching
@@ -155,6 +156,14 @@ def test_fronts_that_are_too_large_for_a_block_s_memory(monkeypatch: pytest.Monk
     inside = of.factor(*given).solve(rhs)
     monkeypatch.setattr(launching, "most_shared", lambda tensor: 0)
     assert torch.equal(of.factor(*given).solve(rhs), inside)
+
+
+def test_explained(device: str) -> None:
+    constraints = sn.Nonlinear(lambda y, x: y[:, 1:] - y[:, :-1].sin(), 99, equals=0.0).to(device)
+    found = sn.explain(constraints, draw(3, 100, seed=1).to(device))
+    assert found.engine.startswith("loop with a kernel a step on y")
+    assert found.system.startswith("sparse Cholesky factors, dual, 99 x 99 a sample: ")
+    assert found.system.endswith(" entries, a block of threads a sample")
 
 
 def test_a_pattern_is_analysed_once(device: str) -> None:

@@ -141,6 +141,9 @@ class KernelFactor(SparseFactor):
     def estimate(self) -> Estimate:
         return self.systems.estimate
 
+    def describe(self) -> str:
+        return f"{self.systems.kept:,} entries, a block of threads a sample"
+
     @property
     def nbytes(self) -> int:
         return self.kept.nbytes + self.values.nbytes

@@ -8,6 +8,7 @@ arithmetic, also in a CUDA graph. Values, gradients, status and steps are those 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ class Saved(NamedTuple):
 class KernelSpace(OutputSpace):
     """`OutputSpace` with sparse systems by kernels; what is eliminated is a box, or nothing."""
 
+    def start(self, y: Tensor) -> Tensor:
+        return y.contiguous()
+
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
         linear = self.others.linearize(position)
         raw, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
@@ -52,8 +56,8 @@ class KernelSpace(OutputSpace):
         inside = systems.inside(raw)
         factor.launch(
             "step", inside, int(inside), factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
-            raw.contiguous(), residual.contiguous(), violated, int(not self.active), self.scale.contiguous(),
-            *_level(damping, position), position, d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
+            raw.contiguous(), residual.contiguous(), violated.contiguous(), int(not self.active),
+            self.scale.contiguous(), *_level(damping, position), position, d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
@@ -64,11 +68,12 @@ class KernelSpace(OutputSpace):
         if factor is None:
             factor = self.system(y, step.violated, step.damping).factor
         v, moved = cotangent.contiguous(), step.moved
+        assert moved is not None
         p, q, e = torch.empty_like(w), torch.empty_like(w), torch.empty_like(v)
         box = v.new_empty(len(v), self.first)
         factor.launch(
-            "adjoint", False, factor.systems.refinements, rounding(v), step.violated, moved, int(not self.active),
-            *_level(step.damping, v), v, p, q, e, box, source="stepping",
+            "adjoint", False, factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
+            int(not self.active), *_level(step.damping, v), v, p, q, e, box, source="stepping",
         )  # fmt: skip
         w = torch.where(moved.unsqueeze(1), w, 0.0)
         change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
@@ -88,29 +93,37 @@ class KernelLoop(Loop):
     ) -> tuple[Live, Tensor | None, bool]:
         space, damping = s.space, self.damping
         assert isinstance(space, KernelSpace)
-        value, like = space.others.value(trial), torch.empty_like
-        look, strict, paced = self._looks(k, s), s.strictness, self.paced and isinstance(damping, Annealed)
+        value, like = space.others.value(trial), partial(torch.empty_like, memory_format=torch.contiguous_format)
+        look, strict = self._looks(k, s), s.strictness
         after = [*map(like, (s.position, s.residual, s.worst))]
         after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
         after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
         moved = torch.empty_like(saved.stalled)
-        rule = (SAFE, NEAR, GOOD, FAR, EXACT, damping.floor) if paced else (0.0,) * 6
-        pace = (damping.ratio, min(QUICK, damping.ratio), *rule) if paced else (0.0, 0.0, *rule)
+        paced, pace = False, [0.0] * 8
+        if self.paced and isinstance(damping, Annealed):
+            quick, rule = min(QUICK, damping.ratio), (SAFE, NEAR, GOOD, FAR, EXACT)
+            paced, pace = True, [*map(float, (damping.ratio, quick, *rule, damping.floor))]
         start(
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
-            s.residual, violated, s.residual if strict is None else strict.contiguous(), int(strict is not None),
+            s.residual.contiguous(), violated.contiguous(), *_given(strict, like=value),
             space.scale.contiguous(), s.position, trial, saved.d, saved.left, _level(s.level, trial)[0], saved.stalled,
             s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark,
             inner_tolerance(self.tol, space.slack), int(look), PROGRESS, int(self.tol == 0), int(paced), *pace,
             *after, moved,
         )  # fmt: skip
-        position, r, worst, level, status, steps, *best = after
+        position, r, worst, level, status, steps, best_position, best, best_steps = after
         if not paced:
             level = damping.following(k, s.level, None)
         stopped = eager and not bool((status == GOING).all())
         mark = s.best if look else s.mark
-        return Live(*s[:6], position, r, worst, level, status, steps, *best, mark), moved, stopped
+        best_so_far = best_position, best, best_steps
+        return Live(*s[:6], position, r, worst, level, status, steps, *best_so_far, mark), moved, stopped
+
+
+def _given(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
+    """A tensor for the kernels, and whether there is one; else any other, which is not read."""
+    return (like, 0) if tensor is None else (tensor.contiguous(), 1)
 
 
 def _level(damping: float | Tensor, like: Tensor) -> tuple[Tensor, int]:
