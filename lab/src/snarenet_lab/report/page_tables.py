@@ -24,6 +24,10 @@ _GENERAL = (
     "problem", "variables", "rows", "ms", "one thread: ms", "IPOPT ms", "share of IPOPT's",
     "one thread: share of IPOPT's", "steps, most", "in the set", "MiB", "near: ms", "near: steps, most",
 )  # fmt: skip
+_GENERAL_GPU = (
+    "problem", "variables", "rows", "samples", "forward: ms", "ms", "step: ms", "near: step: ms", "steps, most",
+    "near: steps, most", "in the set", "MiB",
+)  # fmt: skip
 _RIVALS = ("Pi-net", "HardNet++", "FSNet", "DC3", "HardNet", "OptNet", "Soft + projection", "HProj")
 _OF_PAPER = ("DC3", "HardNet", "HProj", "OptNet")
 
@@ -56,13 +60,23 @@ def scaling(folder: Path) -> str:
 
 def general(folder: Path) -> str:
     """Sets as users write them against IPOPT, a row for each problem and method; mean and most of the steps."""
-    content = json.loads((folder / "data" / "bench-general-cpu.json").read_text())
+    named = [row | {"problem": f"{row['problem']}: {row['method']}"} for row in _general(folder, "cpu")]
+    return _table(_GENERAL, named)
+
+
+def general_on_a_gpu(folder: Path) -> str:
+    """The same on a GPU, of our repair alone."""
+    return _table(_GENERAL_GPU, _general(folder, "h200"))
+
+
+def _general(folder: Path, machine: str) -> list[dict[str, Any]]:
+    """The rows of a bench, with mean and most of the steps in one cell."""
     rows = []
-    for row in content["rows"]:
+    for row in json.loads((folder / "data" / f"bench-general-{machine}.json").read_text())["rows"]:
         far, near = (f"{brief(row[f'{at}mean steps'])}, {brief(row[f'{at}most steps'])}" for at in ("", "near: "))
-        shown = {"problem": f"{row['problem']}: {row['method']}", "in the set": percent(row["in the set"])}
-        rows.append(row | shown | {"steps, most": far, "near: steps, most": near})
-    return _table(_GENERAL, rows)
+        shown = {"in the set": percent(row["in the set"]), "steps, most": far, "near: steps, most": near}
+        rows.append(row | shown)
+    return rows
 
 
 def collection(folder: Path) -> str:
@@ -246,6 +260,7 @@ TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name
     "field-h200": partial(field, "h200"),
     "gaps": gaps,
     "general": general,
+    "general-h200": general_on_a_gpu,
     "items": items,
     "parity": parity,
     "scaling": scaling,

@@ -57,7 +57,8 @@ class KernelSpace(OutputSpace):
         factor.launch(
             "step", inside, int(inside), factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
             raw.contiguous(), residual.contiguous(), violated.contiguous(), int(not self.active),
-            self.scale.contiguous(), *_level(damping, position), position, d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
+            self.scale.contiguous(), *_level(damping, position), position, d, w, left, trial, stalled,
+            negligible(raw.dtype), source="stepping",
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
