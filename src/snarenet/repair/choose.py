@@ -18,6 +18,7 @@ from snarenet.repair.gpu import rows as packing
 from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.metric import metric_of
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
@@ -36,10 +37,10 @@ class Choice(NamedTuple):
     upper: Tensor
 
 
-def choose(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
-    """The engine for these constraints; `memo` keeps what is computed once."""
+def choose(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None = None) -> Choice:
+    """The engine for these constraints; `memo` keeps what is computed once, `units` (n,) are those of the variables."""
     on_all_rows = _in_constraint_space(options, memo, instance, y)
-    return on_all_rows or _in_output_space(options, memo, instance, y)
+    return on_all_rows or _in_output_space(options, memo, instance, y, units)
 
 
 def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
@@ -67,7 +68,7 @@ def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
     return "constant rows are dependent, or nearly so" if dependent else None
 
 
-def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
+def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None) -> Choice:
     """An engine on y, with a box or constant rows eliminated."""
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
@@ -111,7 +112,10 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
-    space = OutputSpace(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
+    space = OutputSpace(
+        eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern,
+        damping.relative, units,
+    )  # fmt: skip
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
@@ -166,14 +170,20 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
     sequence = sorted(range(len(parts)), key=lambda i: i != first)
     order = _order(parts, sequence, y.device)
     lower, upper = instance.lower[:, order], instance.upper[:, order]
+    box = None if first is None else parts[first]
+    scale = box.scale if isinstance(box, IdentityMap) else None
     if first is None:
         rows, least, most = 0, torch.full_like(y, -torch.inf), torch.full_like(y, torch.inf)
     else:
         rows = y.shape[1]
         least, most = lower[:, :rows], upper[:, :rows]
+        if scale is not None:
+            least, most = least / scale, most / scale
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(instance))
+    space = BoundedSpace(
+        others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(instance), scale
+    )
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 
@@ -219,11 +229,14 @@ def _spectrum(memo: Memo, parts: Sequence[Map], chosen: list[int], relative: boo
     return memo.get(("spectrum", *chosen, relative, matrices[0].dtype), matrices, build)
 
 
-def prepare(options: Options, constraints: Constraints) -> None:
+def prepare(options: Options, constraints: Constraints, weights: Tensor | None = None) -> None:
     """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
+    metric = metric_of(options, constraints.memo, weights, None if weights is None else len(weights))
     if options.krylov is not None:  # the matrix-free route needs no decomposition
         return
     maps = [part.constant_map(options.dtype) if isinstance(part, Linear) else None for part in constraints.parts]
     if all(map is not None for map in maps):
-        known = [map for map in maps if map is not None]
-        _spectrum(constraints.memo, known, list(range(len(known))), options.damping.relative)
+        memo, known = constraints.memo, StackedMap([map for map in maps if map is not None])
+        if metric is not None:
+            memo, known = metric.memo, metric.map(known)
+        _spectrum(memo, known.parts, list(range(len(known.parts))), options.damping.relative)

@@ -44,6 +44,8 @@ class FunctionMap(Map):
         point: (B, n) where to look for the pattern.
     """
 
+    implicit = True
+
     def __init__(
         self,
         fn: Callable[[Tensor, Any], Tensor],
