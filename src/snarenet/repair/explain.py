@@ -155,15 +155,12 @@ def explain_with(
         _, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
         if not len(start):
             raise ValueError("`y` must have at least one sample to explain a repair by, but its batch is empty")
-        metric, memo, taken, first = (
-            metric_of(options, constraints.memo, weights, start.shape[1]),
-            constraints.memo,
-            instance,
-            start,
-        )
+        metric, units = metric_of(options, constraints.memo, weights, start.shape[1]), None
+        memo, taken, first = constraints.memo, instance, start
         if metric is not None:
-            memo, taken, first = metric.memo, instance._replace(map=metric.map(instance.map)), metric.into(start)
-        engine, lower, upper = choose(options, memo, taken, first, None if metric is None else metric.units)
+            memo, units, first = metric.memo, metric.units, metric.into(start)
+            taken = instance._replace(map=metric.map(instance.map))
+        engine, lower, upper = choose(options, memo, taken, first, units)
         with torch.no_grad():
             start = start.detach()
             found = engine.describe(Batch(first.detach(), lower, upper, finite))

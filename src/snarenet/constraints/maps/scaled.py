@@ -3,7 +3,8 @@ r"""Maps in other units: $z \mapsto g(s z)$, where each variable is $y_i = s_i z
 $$ J_z = J_y\, \mathrm{diag}(s), \qquad \nabla_z = s \nabla_y. $$
 
 Where the kind of a row decides how a repair goes about it, `scaled` returns one of the same kind: a matrix stays a
-matrix, a diagonal Hessian diagonal, a box a box. Every other map is wrapped, and evaluated where it always was, at y.
+matrix, a diagonal Hessian diagonal, a box a box; the row of an L1 ball is a distance in z where it was one in y. Every
+other map is wrapped, and evaluated where it always was, at y.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from snarenet.constraints.maps.base import Linearization, Map, Pairs
+from snarenet.constraints.maps.l1 import L1BallMap
 from snarenet.constraints.maps.linear import IdentityMap, LinearMap
 from snarenet.constraints.maps.quadratic import QuadraticMap
 from snarenet.constraints.maps.sparse import SparseMap
@@ -31,6 +33,8 @@ def _scaled(k: int, part: Map, scale: Tensor, memo: Memo) -> Map:
     """The same of part k."""
     if isinstance(part, IdentityMap):
         return IdentityMap(part.rows, scale)
+    if isinstance(part, L1BallMap):
+        return L1BallMap(part.center, part.radius, scale)
     if isinstance(part, SparseMap):
         return memo.get(("scaled", k), part.sources, lambda: part.scaled(scale))
     if isinstance(part, LinearMap):
