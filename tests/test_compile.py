@@ -36,8 +36,12 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-def test_constant_rows_train_without_a_graph_break() -> None:
-    m = model("constant")
+WEIGHTS = torch.linspace(1, 3, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_constant_rows_train_without_a_graph_break(weights: torch.Tensor | None) -> None:
+    m = model("constant", weights=weights)
     compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
     expected, actual = m(x), compiled(x)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
@@ -73,12 +77,23 @@ def test_inference_without_a_graph_break(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["constant", "quadratic"])
 def test_a_start_at_the_projection(kind: str) -> None:
-    m = model(kind, nearest=14, weights=torch.linspace(1, 3, 6, dtype=torch.float64))
+    m = model(kind, nearest=14, weights=WEIGHTS)
     with torch.no_grad():
         actual = torch.compile(m, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-9)
     exported = torch.export.export(m.eval(), (x,), strict=False).module()
     torch.testing.assert_close(exported(x), m(x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["box", "function"])
+def test_steps_in_a_metric(kind: str) -> None:
+    options = {"damping": 0.1, "max_steps": 2, "rescue": False, "on_failure": "ignore"}  # few steps, for a small graph
+    m = model(kind, weights=WEIGHTS, **options).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(m, fullgraph=True, backend="eager")(x), m(x), rtol=0, atol=1e-10)
+        assert (model(kind, **options)(x) - m(x)).abs().max() > 1e-3
+    program = torch.export.export(m, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},))
+    torch.testing.assert_close(program.module()(other), m(other), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["box", "quadratic", "function"])

@@ -34,8 +34,10 @@ def run(layer: sn.SnareLayer, *inputs: Tensor, **options) -> list[Tensor]:
     return [torch.from_numpy(session.run(None, {name: data.numpy()})[0]) for data in inputs]
 
 
-def few_steps(constraints: sn.Constraints) -> sn.SnareLayer:
-    return sn.SnareLayer(constraints, sn.Annealed(0.1, 0.1), max_steps=4, rescue=False, on_failure="ignore").eval()
+def few_steps(constraints: sn.Constraints, weights: Tensor | None = None) -> sn.SnareLayer:
+    return sn.SnareLayer(
+        constraints, sn.Annealed(0.1, 0.1), max_steps=4, rescue=False, on_failure="ignore", weights=weights
+    ).eval()
 
 
 @pytest.mark.parametrize("kind", SETS)
@@ -44,6 +46,14 @@ def test_the_same_outputs(kind: str) -> None:
     (found,) = run(layer, y)
     torch.testing.assert_close(found, layer(y), rtol=0, atol=1e-9)
     assert layer.constraints.violation(found).max() < 1e-3 < layer.constraints.violation(y).max()
+
+
+@pytest.mark.parametrize("kind", ["constant", "box and equalities"])
+def test_steps_in_a_metric(kind: str) -> None:
+    layer = few_steps(SETS[kind](), torch.tensor([1.0, 3.0, 0.5, 2.0]))
+    (found,) = run(layer, y)
+    torch.testing.assert_close(found, layer(y), rtol=0, atol=1e-9)
+    assert (found - few_steps(SETS[kind]())(y)).abs().max() > 1e-3
 
 
 def test_a_batch_of_another_size() -> None:

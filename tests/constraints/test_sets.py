@@ -339,6 +339,8 @@ def l1_row(y: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
 class TestL1Ball(ConstraintsSuite):
     """One of a center and a radius that are trained."""
 
+    test_repair_in_a_metric_equals_textbook = None  # its row is a distance in the metric; see test_metric.py
+
     def case(self) -> Case:
         center, radius = nn.Parameter(draw(5, seed=1)), nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
         return Case(
@@ -354,6 +356,8 @@ class TestL1Ball(ConstraintsSuite):
 
 class TestL1BallOfX(ConstraintsSuite):
     """The turnover of a portfolio: at most `limit` away from the weights that are held, with sum 1 and no debt."""
+
+    test_repair_in_a_metric_equals_textbook = None  # its row is a distance in the metric; see test_metric.py
 
     def case(self) -> Case:
         ones = torch.ones(1, 5, dtype=torch.float64)
@@ -372,6 +376,8 @@ class TestL1BallOfX(ConstraintsSuite):
 
 class TestL1BallPerSample(ConstraintsSuite):
     """Beside a curved row, with data per sample; one of the balls is a point."""
+
+    test_repair_in_a_metric_equals_textbook = None  # its row is a distance in the metric; see test_metric.py
 
     def case(self) -> Case:
         center, radius = 0.3 * draw(BATCH, 4, seed=1), torch.tensor([[0.5], [0.1], [1.0], [0.0], [0.3]]).double()

@@ -15,6 +15,7 @@ from emulation import on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.constraints import Instance
 from snarenet.linalg import Estimate, sparse_normal
 from snarenet.repair.autograd import differentiable
 from snarenet.repair.choose import Choice, choose, choose_bounded
@@ -24,12 +25,14 @@ from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.gpu.sparse import kernel_systems
 from snarenet.repair.loop import BoundedSpace, ConstraintSpace, Loop, OutputSpace
+from snarenet.repair.metric import Metric
 from snarenet.repair.options import Options
 from snarenet.repair.repair import repair_with
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, STALLED
 from snarenet.testing import assert_equal, draw, textbook_repair
 
 BATCH, SIZE = 5, 6
+WEIGHTS = torch.tensor([2.0, 0.5, 9.0, 0.25, 4.0, 1.0], dtype=torch.float64)
 
 
 def polytope() -> sn.Constraints:
@@ -69,24 +72,50 @@ class EngineConformance:
         """Whatever makes it the one that is chosen; no kernels."""
         use_kernels(monkeypatch, device, on=False)
 
-    @pytest.fixture(autouse=True)
-    def _prepare(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    @pytest.fixture(autouse=True, params=[None, WEIGHTS], ids=["plain", "weighted"])
+    def _prepare(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         self.device = device
+        self.weights = None if request.param is None else request.param.to(device)
         self.patch(monkeypatch, device)
+
+    def into(self, y: Tensor) -> Tensor:
+        """y in the variables of the engine."""
+        return y if self.weights is None else Metric(self.weights, y.dtype).into(y)
+
+    def back(self, z: Tensor, y: Tensor) -> Tensor:
+        """What the engine made of y."""
+        return z if self.weights is None else Metric(self.weights, y.dtype).back(z, y)
+
+    @property
+    def normed(self) -> Tensor:
+        """The weights as the textbook has them: ones without any."""
+        weights = torch.ones_like(WEIGHTS).to(self.device) if self.weights is None else self.weights
+        return weights / weights.max()
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         y, x = draw(BATCH, SIZE, seed=6, scale=2).to(self.device), draw(BATCH, 2, seed=7, scale=0.3).to(self.device)
         return y.requires_grad_(), x.requires_grad_()
 
     def choose(self, y: Tensor, x: Tensor, options: Options | None = None) -> Choice:
-        constraints = self.constraints().to(self.device)
-        choice = choose(options or self.options, constraints.memo, constraints.at(y, x), y)
+        constraints, options, units = self.constraints().to(self.device), options or self.options, None
+        instance = constraints.at(y, x)
+        if self.weights is not None:
+            metric = Metric(self.weights, y.dtype)
+            instance, units = instance._replace(map=metric.map(instance.map)), metric.units
+            options = metric.stricter(options)
+        choice = self.pick(options, constraints, instance, self.into(y), units)
         self.check(choice.engine)
         return choice
 
+    def pick(
+        self, options: Options, constraints: sn.Constraints, instance: Instance, z: Tensor, units: Tensor | None
+    ) -> Choice:
+        return choose(options, constraints.memo, instance, z, units)
+
     def run(self, y: Tensor, x: Tensor, options: Options | None = None) -> tuple[Tensor, Tensor, Tensor]:
         engine, lower, upper = self.choose(y, x, options)
-        return differentiable(engine, Batch(y, lower, upper, y.isfinite().all(1)))
+        value, status, steps = differentiable(engine, Batch(self.into(y), lower, upper, y.isfinite().all(1)))
+        return self.back(value, y), status, steps
 
     @pytest.mark.parametrize("damping", [sn.Annealed(10.0, 0.5, 1e-6), sn.Constant(0.05)], ids=["annealed", "constant"])
     def test_equal_to_the_textbook(self, damping: sn.Damping) -> None:
@@ -117,6 +146,7 @@ class EngineConformance:
             relative=damping.relative,
             active=self.active,
             max_steps=options.max_steps,
+            weights=self.weights,
         )[0]
 
     def test_converges(self) -> None:
@@ -185,11 +215,10 @@ class EngineConformance:
         bad[1, 2] = torch.nan
         engine, lower, upper = self.choose(y, x)  # a repair puts zeros in their place, and says so
         finite = bad.isfinite().all(1)
-        value, status, _ = differentiable(
-            engine, Batch(torch.where(finite.unsqueeze(1), bad, 0.0).requires_grad_(), lower, upper, finite)
-        )
+        begin = self.into(torch.where(finite.unsqueeze(1), bad, 0.0)).requires_grad_()
+        value, status, _ = differentiable(engine, Batch(begin, lower, upper, finite))
         assert status[1] == NONFINITE
-        assert_equal(value[[0, 2, 3, 4]], expected[[0, 2, 3, 4]], 1e-11)
+        assert_equal(self.back(value, bad)[[0, 2, 3, 4]], expected[[0, 2, 3, 4]], 1e-11)
 
     def test_too_few_steps(self) -> None:
         y, x = self.inputs()
@@ -229,7 +258,7 @@ class CurvedConformance(EngineConformance):
         y = (self.inputs()[0].detach() * size.unsqueeze(1)).requires_grad_()
         options, before = replace(self.options, damping=sn.Constant(1e-15), max_steps=2), sphere.violation(y)
         self.check(choose(options, sphere.memo, sphere.at(y), y).engine)
-        solution = repair_with(options, sphere, y)
+        solution = repair_with(options, sphere, y, weights=self.weights)
         assert (solution.violation <= before).all()
         assert_equal(sphere.violation(solution.value), solution.violation, 1e-12)
         stayed = (solution.value == y).all(1)
@@ -286,8 +315,8 @@ class TestLoopAtItsOwnPace(EngineConformance):
     def textbook(self, y: Tensor, x: Tensor, damping: sn.Damping, options: Options) -> Tensor:
         """The step and its pace written out; what decides the pace has no derivative."""
         map, lower, upper, _ = self.constraints().to(self.device).at(y, x)
-        eye = torch.eye(SIZE, dtype=y.dtype, device=y.device)
-        scale = map.jacobian(y).square().sum(-1) if damping.relative else torch.ones_like(lower)
+        W = self.normed
+        scale = (map.jacobian(y).square() / W).sum(-1) if damping.relative else torch.ones_like(lower)
         paces, level, best = isinstance(damping, sn.Annealed), None, (torch.inf, y)
 
         def violation(y: Tensor) -> Tensor:
@@ -297,13 +326,16 @@ class TestLoopAtItsOwnPace(EngineConformance):
         for _ in range(options.max_steps):
             r = violation(y)
             best = _better(best, r, y)
-            distance = ((r.abs() / scale.sqrt()).amax(1) / y.square().mean(1).sqrt()).detach()
+            length = (1 / W).mean().sqrt()  # of a variable, in units of the metric
+            distance = ((r.abs() / scale.sqrt()).amax(1) * length / y.square().mean(1).sqrt()).detach()
             if level is None:
                 jumps = (2 * distance.clamp(max=1).log() / torch.tensor(damping.ratio).log()).ceil() if paces else None
                 level = damping.start * damping.ratio**jumps if paces else torch.full_like(distance, damping.value)
             J = map.jacobian(y) * (r != 0).unsqueeze(-1)
             weighted = J.mT / scale.unsqueeze(1)
-            d = torch.linalg.solve(weighted @ J + level.view(-1, 1, 1) * eye, weighted @ r.unsqueeze(-1)).squeeze(-1)
+            d = torch.linalg.solve(weighted @ J + level.view(-1, 1, 1) * W.diag(), weighted @ r.unsqueeze(-1)).squeeze(
+                -1
+            )
             foreseen = r - (J @ d.unsqueeze(-1)).squeeze(-1)
             before, after, predicted = ((v.square() / scale).sum(1) for v in (r, violation(y - d), foreseen))
             gain = (before - after) / (before - predicted)
@@ -385,11 +417,11 @@ class TestLoopInABox(EngineConformance):
         lower, upper = self.constraints().parts[1].to(self.device).bounds(x)
         return y.clamp(0.9 * lower, 0.9 * upper).requires_grad_(), x.requires_grad_()
 
-    def choose(self, y: Tensor, x: Tensor, options: Options | None = None) -> Choice:
-        constraints = self.constraints().to(self.device)
-        choice, moved = choose_bounded(options or self.options, constraints.at(y, x), y, self.scaled)
-        assert_equal(moved, y, 1e-8)  # what converged may be outside by the tolerance
-        self.check(choice.engine)
+    def pick(
+        self, options: Options, constraints: sn.Constraints, instance: Instance, z: Tensor, units: Tensor | None
+    ) -> Choice:
+        choice, moved = choose_bounded(options, instance, z, self.scaled)
+        assert_equal(moved, z, 1e-8)  # what converged may be outside by the tolerance
         return choice
 
     def check(self, engine: Engine) -> None:
@@ -400,20 +432,19 @@ class TestLoopInABox(EngineConformance):
         """The same step written out: rows weighed at y, columns of variables that would leave struck out, a clip."""
         constraints = self.constraints().to(self.device)
         curved, box, function = (part.at(y, x) for part in constraints.parts)
-        level, eye = damping.first(y), torch.eye(SIZE, dtype=y.dtype, device=y.device)
-        clipped = 0
+        level, W, clipped = damping.first(y), self.normed, 0
         for k in range(options.max_steps):
             g = torch.cat([part.map.value(y) for part in (curved, function)], 1)
             J = torch.cat([part.map.jacobian(y).expand(BATCH, -1, -1) for part in (curved, function)], 1)
             low, high = (torch.cat(pair, 1) for pair in zip(curved[1:3], function[1:3], strict=True))
             r = torch.relu(g - high) - torch.relu(low - g)
-            scale = J.square().sum(-1) if self.scaled else torch.ones_like(r)
+            scale = (J.square() / W).sum(-1) if self.scaled else torch.ones_like(r)
             J = J * ((r != 0) | (low == high)).unsqueeze(-1)
             slope = (J.mT @ (r / scale).unsqueeze(-1)).squeeze(-1)
             leaving = ((y <= box.lower) & (slope > 0)) | ((y >= box.upper) & (slope < 0))
             J = J * ~leaving.unsqueeze(1)
             weighted = J.mT / scale.unsqueeze(1)
-            d = torch.linalg.solve(weighted @ J + level * eye, weighted @ r.unsqueeze(-1)).squeeze(-1)
+            d = torch.linalg.solve(weighted @ J + level * W.diag(), weighted @ r.unsqueeze(-1)).squeeze(-1)
             after = torch.minimum(torch.maximum(y - d, box.lower), box.upper)
             y = torch.where((r.abs() > options.tol).any(1, keepdim=True), after, y)
             clipped += int(((y == box.lower) | (y == box.upper)).sum())

@@ -419,7 +419,7 @@ def test_errors() -> None:
     with pytest.raises(TypeError, match="dampening"):
         sn.explain(wave(), draw(2, SIZE), dampening=1.0)
     with pytest.raises(ValueError, match="`nearest` is 0"):
-        sn.explain(wave(), draw(2, SIZE), weights=torch.ones(SIZE))
+        sn.explain(wave(), draw(2, SIZE), weights=torch.ones(SIZE), weigh="nearest")
     with pytest.raises(ValueError, match=r"shape \(B, 80\)"):
         sn.explain(sn.Linear(A, upper=0.5), draw(2, 7))
 

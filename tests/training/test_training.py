@@ -85,7 +85,9 @@ class TestConfig:
 
     def test_curvature_weighs_the_nearest_point(self) -> None:
         problem = sn.problems.load("nclp", size=12, inequalities=4, equalities=4, instances=60)
-        weights = sn.TrainConfig(nearest=5, curvature=True).build_layer(problem).weights
+        layer = sn.TrainConfig(nearest=5, curvature=True).build_layer(problem)
+        weights = layer.weights
+        assert layer.options.weigh == "nearest"  # steps go by plain distances
         assert torch.equal(weights, problem.curvature)
         assert (weights >= 0.3 * (problem.square + problem.sine / 2).mean()).all()
         assert sn.TrainConfig(nearest=5).build_layer(problem).weights is None

@@ -43,6 +43,12 @@ class SparseMatrix(nn.Module):
         """May it be held as a dense matrix?"""
         return self.shape.numel() <= _DENSE
 
+    def scaled(self, scale: Tensor) -> SparseMatrix:
+        """The matrix with its columns multiplied by a scale (n,)."""
+        values = self.values.to(scale.dtype) * scale[self.indices[1]]
+        A = torch.sparse_coo_tensor(self.indices, values, self.shape, is_coalesced=True, check_invariants=False)
+        return SparseMatrix("A", A)
+
     def to_dense(self, dtype: torch.dtype) -> Tensor:
         """The matrix (m, n); an error if it is too large."""
         if not self.small:

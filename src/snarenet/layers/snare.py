@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from snarenet.constraints import Constraints
 from snarenet.damping import Annealed, Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair import Explanation, Options, Rows, Solver, Store, explain_with, prepare, repair_with
+from snarenet.repair import Explanation, Options, Rows, Solver, Store, Weigh, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
 from snarenet.repair.options import check_count, check_weights
@@ -35,7 +35,8 @@ class SnareLayer(Layer):
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.
         store_factors: keep factors for the backward pass; see `repair`.
         nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
-        weights: (n,) how dear it is to move each variable, for `nearest`; see `repair`.
+        weights: (n,) how dear it is to move each variable, in every step and for `nearest`; see `repair`.
+        weigh: what `weights` are for, "all" or "nearest"; see `repair`.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
@@ -66,14 +67,16 @@ class SnareLayer(Layer):
         store_factors: Store = "auto",
         nearest: int = 0,
         weights: Tensor | None = None,
+        weigh: Weigh = "all",
         record: int = 0,
     ) -> None:
         options = Options(
-            as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64
-        )
+            as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64,
+            weigh,
+        )  # fmt: skip
         super().__init__(constraints, options, on_failure)
         check_count("record", record)
-        check_weights(weights, nearest, constraints.size)
+        check_weights(weights, options, constraints.size, numbers=True)
         self.record = record
         self.weights: Tensor | None
         self.register_buffer("weights", weights)
@@ -83,7 +86,7 @@ class SnareLayer(Layer):
 
     def prepare(self) -> None:
         """Compute what constant constraints allow to compute once; called whenever they are built, moved or loaded."""
-        prepare(self.options, self.constraints)
+        prepare(self.options, self.constraints, self.weights)
         self._recorder = Recorder()  # what was recorded knows the old tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> SnareLayer:
@@ -103,7 +106,7 @@ class SnareLayer(Layer):
         return repair_with(self.options, self.constraints, y, x, relax, self.weights)
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
-        found = explain_with(self.options, self.constraints, y, x)
+        found = explain_with(self.options, self.constraints, y, x, weights=self.weights)
         if self.record and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None):
             found = replace(found, engine=f"{found.engine}; recorded with {self.record} steps")
         return found

@@ -39,12 +39,25 @@ class Eliminated(ABC):
 
 
 class EliminatedBox(Eliminated):
-    """The rows of a box: unit vectors, so P is diagonal; `active` (B, n) marks the rows in use."""
+    """The rows of a box: unit vectors, so P is diagonal.
 
-    def __init__(self, active: Tensor, damping: float | Tensor) -> None:
+    Args:
+        active: (B, n) marks the rows in use.
+        damping: a number or (B,).
+        scale: (n,) the lengths of the rows; 1 unless given.
+        relative: is the damping one in squares of these lengths?
+    """
+
+    def __init__(
+        self, active: Tensor, damping: float | Tensor, scale: Tensor | None = None, relative: bool = True
+    ) -> None:
         damping = column(damping)
+        if scale is not None and not relative:
+            damping = damping / scale.square()
         self.inverse = active / (1 + damping)
         self.weights = damping * self.inverse + (1 - active)
+        if scale is not None:
+            self.inverse = self.inverse / scale
 
     def step(self, residual: Tensor) -> Tensor:
         return residual * self.inverse

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.constraints.maps import Map
 
 _LOOK = 4  # iterations of conjugate gradients between two looks at who is still going: a look waits for the GPU
 
@@ -55,7 +55,7 @@ class ConjugateGradients:
         return torch.cat([y.new_empty(y.shape[0], 0), *(self._row_norms(part, y) for part in map.parts)], 1)
 
     def _row_norms(self, map: Map, y: Tensor) -> Tensor:
-        return self._estimate(map, y) if isinstance(map, FunctionMap) else map.row_norms(y)
+        return self._estimate(map, y) if map.implicit else map.row_norms(y)
 
     def _estimate(self, map: Map, y: Tensor) -> Tensor:
         r"""The mean of $(J z)^2$ over fixed random signs z, drawn towards the mean of all rows.

@@ -2,7 +2,7 @@
 
 from snarenet.repair.choose import prepare
 from snarenet.repair.explain import Explanation, explain, explain_alone, explain_with
-from snarenet.repair.options import Options, Rows, Solver, Store
+from snarenet.repair.options import Options, Rows, Solver, Store, Weigh
 from snarenet.repair.repair import repair, repair_with
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Rows",
     "Solver",
     "Store",
+    "Weigh",
     "explain",
     "explain_alone",
     "explain_with",

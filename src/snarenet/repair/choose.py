@@ -20,6 +20,7 @@ from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.gpu.sparse import kernel_systems
 from snarenet.repair.gpu.stepping import KernelLoop, KernelSpace
 from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace, Systems
+from snarenet.repair.metric import metric_of
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
@@ -35,10 +36,10 @@ class Choice(NamedTuple):
     upper: Tensor
 
 
-def choose(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
-    """The engine for these constraints; `memo` keeps what is computed once."""
+def choose(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None = None) -> Choice:
+    """The engine for these constraints; `memo` keeps what is computed once, `units` (n,) are those of the variables."""
     on_all_rows = _in_constraint_space(options, memo, instance, y)
-    return on_all_rows or _in_output_space(options, memo, instance, y)
+    return on_all_rows or _in_output_space(options, memo, instance, y, units)
 
 
 def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
@@ -66,7 +67,7 @@ def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
     return "constant rows are dependent, or nearly so" if dependent else None
 
 
-def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice:
+def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None) -> Choice:
     """An engine on y, with a box or constant rows eliminated."""
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
@@ -110,9 +111,13 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
-    kernels = on_pattern is kernel_systems and not damping.searches
+    # the kernels of a step know no metric
+    kernels = on_pattern is kernel_systems and not damping.searches and units is None
     kind, loop = (KernelSpace, KernelLoop) if kernels else (OutputSpace, Loop)
-    space = kind(eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern)
+    space = kind(
+        eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern,
+        damping.relative, units,
+    )  # fmt: skip
     return Choice(loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
@@ -172,14 +177,20 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
     sequence = sorted(range(len(parts)), key=lambda i: i != first)
     order = _order(parts, sequence, y.device)
     lower, upper = instance.lower[:, order], instance.upper[:, order]
+    box = None if first is None else parts[first]
+    scale = box.scale if isinstance(box, IdentityMap) else None
     if first is None:
         rows, least, most = 0, torch.full_like(y, -torch.inf), torch.full_like(y, torch.inf)
     else:
         rows = y.shape[1]
         least, most = lower[:, :rows], upper[:, :rows]
+        if scale is not None:
+            least, most = least / scale, most / scale
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _systems(instance))
+    space = BoundedSpace(
+        others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _systems(instance), scale
+    )
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 
@@ -225,11 +236,14 @@ def _spectrum(memo: Memo, parts: Sequence[Map], chosen: list[int], relative: boo
     return memo.get(("spectrum", *chosen, relative, matrices[0].dtype), matrices, build)
 
 
-def prepare(options: Options, constraints: Constraints) -> None:
+def prepare(options: Options, constraints: Constraints, weights: Tensor | None = None) -> None:
     """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
+    metric = metric_of(options, constraints.memo, weights, None if weights is None else len(weights))
     if options.krylov is not None:  # the matrix-free route needs no decomposition
         return
     maps = [part.constant_map(options.dtype) if isinstance(part, Linear) else None for part in constraints.parts]
     if all(map is not None for map in maps):
-        known = [map for map in maps if map is not None]
-        _spectrum(constraints.memo, known, list(range(len(known))), options.damping.relative)
+        memo, known = constraints.memo, StackedMap([map for map in maps if map is not None])
+        if metric is not None:
+            memo, known = metric.memo, metric.map(known)
+        _spectrum(memo, known.parts, list(range(len(known.parts))), options.damping.relative)

@@ -20,6 +20,7 @@ from snarenet.damping import Annealed, as_damping
 from snarenet.repair.advice import advise
 from snarenet.repair.choose import choose, hindrance, why
 from snarenet.repair.engine import Batch
+from snarenet.repair.metric import metric_of
 from snarenet.repair.options import Options, check_weights
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.rescue import attempts
@@ -76,6 +77,7 @@ class Explanation:
         system: the linear system of a step.
         reasons: why this engine and this system.
         start: where the repair begins.
+        metric: what its steps measure distances by; "" for plain ones.
         damping: its rule.
         rescue: what is done about samples that do not converge.
         memory: bytes that a step of one sample keeps for the backward pass.
@@ -91,6 +93,7 @@ class Explanation:
     system: str = ""
     reasons: tuple[str, ...] = ()
     start: str = ""
+    metric: str = ""
     damping: str = ""
     rescue: str = ""
     memory: float = 0.0
@@ -106,6 +109,7 @@ class Explanation:
             "system": self.system,
             "because": "; ".join(self.reasons),
             "start": self.start,
+            "metric": self.metric,
             "damping": self.damping,
             "rescue": self.rescue,
             "backward": f"{_memory(self.memory)} a sample and step" if self.memory else "",
@@ -133,12 +137,17 @@ def explain(constraints: Constraints, y: Tensor | None = None, x: Any = None, **
     relax, weights, dtype = options.pop("relax", 0.0), options.pop("weights", None), options.pop("dtype", None)
     damping = as_damping(options.pop("damping", Annealed()))
     asked = Options(damping, dtype=dtype or torch.float64, **options)
-    check_weights(weights, asked.nearest)
-    return explain_with(asked, constraints, y, x, relax)
+    check_weights(weights, asked)
+    return explain_with(asked, constraints, y, x, relax, weights)
 
 
 def explain_with(
-    options: Options, constraints: Constraints, y: Tensor | None = None, x: Any = None, relax: float | Tensor = 0.0
+    options: Options,
+    constraints: Constraints,
+    y: Tensor | None = None,
+    x: Any = None,
+    relax: float | Tensor = 0.0,
+    weights: Tensor | None = None,
 ) -> Explanation:
     """`explain` with options that were checked before."""
     if isinstance(y, Tensor) and y.ndim == 1:
@@ -149,13 +158,18 @@ def explain_with(
         _, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
         if not len(start):
             raise ValueError("`y` must have at least one sample to explain a repair by, but its batch is empty")
-        engine, lower, upper = choose(options, constraints.memo, instance, start)
+        metric, units = metric_of(options, constraints.memo, weights, start.shape[1]), None
+        memo, taken, first = constraints.memo, instance, start
+        if metric is not None:
+            memo, units, first = metric.memo, metric.units, metric.into(start)
+            taken = instance._replace(map=metric.map(instance.map))
+        engine, lower, upper = choose(options, memo, taken, first, units)
         with torch.no_grad():
             start = start.detach()
-            found = engine.describe(Batch(start, lower, upper, finite))
-            reasons = why(options, constraints.memo, instance)
+            found = engine.describe(Batch(first.detach(), lower, upper, finite))
+            reasons = why(options, memo, taken)
             parts = _parts(constraints, instance, start, options)
-            once = hindrance(options, constraints.memo, instance.map.parts) is None
+            once = hindrance(options, memo, taken.map.parts) is None
             advice = tuple(islice(advise(options, constraints, instance, start, once), _ADVICE))
     pace = ", each sample at its own pace" if engine.paced else ""
     tries = len(attempts(options, instance)) if options.rescue else 0
@@ -169,6 +183,7 @@ def explain_with(
         system=found.system,
         reasons=reasons,
         start=nearest.describe(instance.map, options.nearest) if options.nearest else "at the prediction",
+        metric="" if metric is None else str(metric),
         damping=f"{options.damping}{pace}",
         rescue=f"up to {tries} more attempt{'s' * (tries > 1)}" if tries else "none",
         memory=found.nbytes,

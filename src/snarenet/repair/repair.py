@@ -12,11 +12,13 @@ from torch.utils._pytree import tree_map
 
 from snarenet.constraints.base import Constraints, Instance, largest, residual
 from snarenet.damping import Annealed, Damping, as_damping
+from snarenet.memo import Memo
 from snarenet.repair.autograd import differentiable
-from snarenet.repair.choose import Choice, choose, choose_bounded
+from snarenet.repair.choose import choose, choose_bounded
 from snarenet.repair.conflict import remember
 from snarenet.repair.engine import Batch
-from snarenet.repair.options import Options, Rows, Solver, Store, check_weights
+from snarenet.repair.metric import Metric, metric_of
+from snarenet.repair.options import Options, Rows, Solver, Store, Weigh
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.repair.rescue import attempts, begin
 from snarenet.repair.start.nearest import approach
@@ -38,6 +40,7 @@ def repair(
     rescue: bool = False,
     nearest: int = 0,
     weights: Tensor | None = None,
+    weigh: Weigh = "all",
     solver: Solver = "auto",
     store_factors: Store = "auto",
     dtype: torch.dtype | None = None,
@@ -62,8 +65,11 @@ def repair(
             damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that have diagonal Hessians, or depend
             on x, they are of an active-set method, 10 to 26, and the projection is exact, or, where it was not found,
             not made. Next to other rows only those that are linear and constant count.
-        weights: (n,) positive numbers, the metric of `nearest`: it measures distances by
-            sum_i weights_i (y_i - z_i)^2. The second derivatives of an objective make the nearest point a good one.
+        weights: (n,) positive numbers: how dear it is to move each variable. Every step, those of the rescue too, and
+            `nearest` measure distances by sum_i weights_i (y_i - z_i)^2. Only their ratios matter, and they get no
+            gradient. The second derivatives of an objective make the result a good one, or, where these say nothing,
+            one over the squared spread of each variable.
+        weigh: what `weights` are for: "all", or "nearest" alone, so that steps go by plain distances.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
             problems.
         store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
@@ -71,10 +77,8 @@ def repair(
             float32; a tolerance that this cannot hold is judged by what it can, with a `PrecisionWarning`.
     """
     options = Options(
-        as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64
+        as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64, weigh
     )
-    if not nearest or not isinstance(weights, Tensor):  # their numbers are checked once, where they are used
-        check_weights(weights, nearest)
     solution = repair_with(options, constraints, y, x, relax, weights)
     tell(solution, tol)
     return remember(solution, constraints, x, relax, options)
@@ -114,6 +118,10 @@ def _repair(
 ) -> Solution:
     """The whole course, without autocast."""
     work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
+    metric = metric_of(options, constraints.memo, weights, start.shape[1])
+    course = _Course(constraints.memo, instance, instance, None)
+    if metric is not None:
+        course = _Course(metric.memo, instance, instance._replace(map=metric.map(instance.map)), metric)
     predicted = start
     if options.nearest:
         start = approach(constraints.memo, instance, start, options.nearest, weights)
@@ -121,12 +129,12 @@ def _repair(
     aim = options.aim(output)
     asked = options if aim == options.tol else replace(options, tol=aim)
     if first is None:
-        out = _attempt(aim, choose(asked, constraints.memo, instance, start), instance, start, finite)
+        out = course.attempt(asked, start, finite)
     else:
         known = _Judged(first.value.to(start.dtype), first.status, first.steps, first.violation)
-        out = _again(known, asked, constraints, instance, start, finite)
+        out = _again(known, asked, course, start, finite)
     if options.rescue and not tracing():
-        out = _rescue(asked, constraints, instance, start, finite, out)
+        out = _rescue(asked, course, start, finite, out)
     if options.nearest and options.tol and not tracing():  # a projection that failed may be worse than the prediction
         out = _no_worse(out, instance, predicted)
     value = torch.where(finite.unsqueeze(1), out.value, work).to(output)
@@ -155,45 +163,68 @@ class _Judged(NamedTuple):
         return _Judged(value, status, self.steps.index_add(0, samples, again.steps), violation)
 
 
-def _again(
-    out: _Judged, options: Options, constraints: Constraints, instance: Instance, start: Tensor, finite: Tensor
-) -> _Judged:
+class _Course(NamedTuple):
+    """What a repair goes by, the same for all attempts.
+
+    Attributes:
+        memo: keeps what is computed once for the constraints of the steps.
+        given: the constraints on y: what was reached is judged by them.
+        taken: the constraints on the variables that steps are taken in; the same without a metric.
+        metric: the way between these variables and y.
+    """
+
+    memo: Memo
+    given: Instance
+    taken: Instance
+    metric: Metric | None
+
+    def select(self, index: Tensor) -> _Course:
+        """That of some of the samples."""
+        given = self.given.select(index)
+        return _Course(self.memo, given, self.taken.select(index) if self.metric else given, self.metric)
+
+    def attempt(self, options: Options, y: Tensor, finite: Tensor, bounded: bool | None = None) -> _Judged:
+        """One way from y to the set, judged by what it leads to; `bounded`: in the rescue's space, scaled or not."""
+        first, asked, units = y, options, None
+        if self.metric is not None:
+            first, asked, units = self.metric.into(y), self.metric.stricter(options), self.metric.units
+        if bounded is None:
+            engine, lower, upper = choose(asked, self.memo, self.taken, first, units)
+        else:
+            (engine, lower, upper), first = choose_bounded(asked, self.taken, first, bounded)
+        value, status, steps = differentiable(engine, Batch(first, lower, upper, finite))
+        if self.metric is not None:
+            value, first = self.metric.back(value, y), self.metric.back(first, y)
+        violation = _violation(self.given, value)
+        reached = finite & (
+            violation <= options.tol
+        )  # certain only now: engines round, and may be stricter than needed
+        status = torch.where(reached, CONVERGED, torch.where(status == CONVERGED, GOING, status))
+        judged = _Judged(value, status, steps, violation)
+        # kernels keep no point but the last: what they made worse is set back to where it began
+        kept = engine.keeps_best or options.tol == 0 or tracing()
+        return judged if kept else _no_worse(judged, self.given, first)
+
+
+def _again(out: _Judged, options: Options, course: _Course, start: Tensor, finite: Tensor) -> _Judged:
     """The same with samples that did not converge attempted from the start."""
     failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
-    part, y = instance.select(failed), start[failed]
-    return out.improved(
-        failed, _attempt(options.tol, choose(options, constraints.memo, part, y), part, y, finite[failed])
-    )
+    return out.improved(failed, course.select(failed).attempt(options, start[failed], finite[failed]))
 
 
-def _rescue(
-    options: Options, constraints: Constraints, instance: Instance, start: Tensor, finite: Tensor, out: _Judged
-) -> _Judged:
+def _rescue(options: Options, course: _Course, start: Tensor, finite: Tensor, out: _Judged) -> _Judged:
     """The same with other attempts for samples that did not converge, as long as there are any."""
-    for attempt in attempts(options, instance):
+    for attempt in attempts(options, course.given):
         failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
         if not len(failed):
             break
-        part, asked = instance.select(failed), attempt.options(options)
         y = begin(attempt, start[failed], out.value[failed])
-        if attempt.damping is None or options.krylov is not None:  # the space of the rescue needs a matrix
-            choice = choose(asked, constraints.memo, part, y)
-        else:
-            choice, y = choose_bounded(asked, part, y, attempt.scaled)
-        out = out.improved(failed, _attempt(asked.tol, choice, part, y, finite[failed]))
+        plain = attempt.damping is None or options.krylov is not None  # the space of the rescue needs a matrix
+        again = course.select(failed).attempt(
+            attempt.options(options), y, finite[failed], None if plain else attempt.scaled
+        )
+        out = out.improved(failed, again)
     return out
-
-
-def _attempt(tol: float, choice: Choice, instance: Instance, y: Tensor, finite: Tensor) -> _Judged:
-    """One way from y to the set, judged by what it leads to."""
-    engine, lower, upper = choice
-    value, status, steps = differentiable(engine, Batch(y, lower, upper, finite))
-    violation = _violation(instance, value)
-    reached = finite & (violation <= tol)  # certain only now: engines round, and may be stricter than needed
-    status = torch.where(reached, CONVERGED, torch.where(status == CONVERGED, GOING, status))
-    judged = _Judged(value, status, steps, violation)
-    # kernels keep no point but the last: what they made worse is set back to where it began
-    return judged if engine.keeps_best or tol == 0 or tracing() else _no_worse(judged, instance, y)
 
 
 def _no_worse(judged: _Judged, instance: Instance, y: Tensor) -> _Judged:

@@ -21,7 +21,7 @@ from snarenet.constraints import Constraints
 from snarenet.damping import Adaptive, Annealed, Constant, Damping
 from snarenet.layers import SnareLayer
 from snarenet.linalg import ConjugateGradients
-from snarenet.repair import repair
+from snarenet.repair import Rows, repair
 from snarenet.solution import PrecisionWarning
 from snarenet.testing.case import Bound, Case, assert_equal, draw, gradients, on_tensors
 from snarenet.testing.textbook import autograd_jacobian, textbook_repair
@@ -107,17 +107,29 @@ class ConstraintsSuite:
         """Values and all gradients, step by step, to 1e-8."""
         for rule, schedule in _DAMPINGS:
             for rows in ("all", "active"):
-                case = self.case()
-                y, x, leaves = case.differentiable()
-                ours = repair(case.constraints, y, x, damping=rule, rows=rows, tol=0, max_steps=self.steps).value
-                value = lambda z: case.value(z, x)  # noqa: B023, E731
-                expected, _ = textbook_repair(
-                    value, autograd_jacobian(value), *case.bounds(x), y, damping=schedule, relative=rule.relative,
-                    active=rows == "active", tol=0, max_steps=self.steps,
-                )  # fmt: skip
-                assert_equal(ours, expected, what=f"repair with {rule}, rows={rows!r}")
-                for actual, want in zip(gradients(ours, leaves), gradients(expected, leaves), strict=True):
-                    assert_equal(actual, want, what=f"gradients with {rule}, rows={rows!r}")
+                self._compare_with_textbook(rule, schedule, rows, weighted=False)
+
+    def test_repair_in_a_metric_equals_textbook(self) -> None:
+        """The same with steps in the metric of weights."""
+        for (rule, schedule), rows in zip(_DAMPINGS, ("all", "active", "active"), strict=True):
+            self._compare_with_textbook(rule, schedule, rows, weighted=True)
+
+    def _compare_with_textbook(
+        self, rule: Damping, schedule: Callable[[int], float], rows: Rows, weighted: bool
+    ) -> None:
+        case = self.case()
+        y, x, leaves = case.differentiable()
+        weights = draw(y.shape[1], seed=5).exp() if weighted else None
+        options: dict[str, Any] = {"tol": 0, "max_steps": self.steps, "weights": weights}
+        ours = repair(case.constraints, y, x, damping=rule, rows=rows, **options).value
+        value = lambda z: case.value(z, x)  # noqa: E731
+        expected, _ = textbook_repair(
+            value, autograd_jacobian(value), *case.bounds(x), y, damping=schedule, relative=rule.relative,
+            active=rows == "active", **options,
+        )  # fmt: skip
+        assert_equal(ours, expected, what=f"repair with {rule}, rows={rows!r}")
+        for actual, want in zip(gradients(ours, leaves), gradients(expected, leaves), strict=True):
+            assert_equal(actual, want, what=f"gradients with {rule}, rows={rows!r}")
 
     def test_gradcheck(self) -> None:
         for options in _GRADCHECKED:

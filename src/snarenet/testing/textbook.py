@@ -27,11 +27,15 @@ def textbook_repair(
     tol: float = 1e-8,
     max_steps: int = 100,
     per_sample: bool = True,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    """The repaired y and the number of steps; `value` (B, m) and `jacobian` (B, m, n) are functions of y."""
-    eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+    """The repaired y and the number of steps; `value` (B, m) and `jacobian` (B, m, n) are functions of y.
+
+    `weights` (n,) are those of the metric of the steps, 1 unless given; the largest counts as 1.
+    """
+    metric = y.new_ones(y.shape[1]) if weights is None else (weights / weights.max()).to(y)
     J = jacobian(y)
-    scale = J.square().sum(-1) if relative else torch.ones_like(J[..., 0])
+    scale = (J.square() / metric).sum(-1) if relative else torch.ones_like(J[..., 0])
     for k in range(max_steps):
         g = value(y)
         r = torch.relu(g - upper) - torch.relu(lower - g)
@@ -42,7 +46,7 @@ def textbook_repair(
         if active:
             J = J * ((r != 0) | (lower == upper)).unsqueeze(-1)
         weighted = J.mT / scale.unsqueeze(1)
-        d = torch.linalg.solve(weighted @ J + damping(k) * eye, (weighted @ r.unsqueeze(-1))).squeeze(-1)
+        d = torch.linalg.solve(weighted @ J + damping(k) * metric.diag(), (weighted @ r.unsqueeze(-1))).squeeze(-1)
         y = torch.where((worst > tol).unsqueeze(1), y - d, y) if per_sample else y - d
     return y, max_steps
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -116,10 +118,19 @@ class TestWeights:
         ],
     )
     def test_bad_ones_are_refused(self, weights: Tensor, nearest: int, words: str) -> None:
+        options: dict[str, Any] = {"nearest": nearest, "weights": weights, "weigh": "nearest"}
         with pytest.raises(ValueError, match=words):
-            sn.SnareLayer(polytope(), nearest=nearest, weights=weights)
+            sn.SnareLayer(polytope(), **options)
         with pytest.raises(ValueError, match=words):
-            sn.repair(polytope(), Y, X, nearest=nearest, weights=weights)
+            sn.repair(polytope(), Y, X, **options)
+
+    def test_for_the_start_alone(self) -> None:
+        """Steps by plain distances, from the projection in the metric: what a repair from there does by itself."""
+        options: dict[str, Any] = {"nearest": 3, "damping": FINISH, "weights": WEIGHTS, "weigh": "nearest"}
+        begun = sn.repair(polytope(), Y, X, max_steps=0, tol=0.0, **options).value
+        assert_equal(
+            sn.repair(polytope(), Y, X, **options).value, sn.repair(polytope(), begun, X, damping=FINISH).value, 0.0
+        )
 
 
 def test_scaling_a_row_changes_nothing() -> None:

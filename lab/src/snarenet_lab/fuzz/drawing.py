@@ -254,6 +254,8 @@ def _options(d: _Draw, case: Case) -> dict[str, Any]:
         found["dtype"] = torch.float32
         if found.get("tol", 1e-8):
             found["tol"] = d.choice((1e-3, 1e-5))
+    if "weights" not in found and maybe(0.5):
+        found["weights"] = d.magnitudes(case.y.shape[1], most=d.choice((0.5, 2.0, 6.0)))
     return found
 
 

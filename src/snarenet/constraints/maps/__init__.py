@@ -6,6 +6,7 @@ from snarenet.constraints.maps.function import FunctionMap
 from snarenet.constraints.maps.l1 import L1BallMap
 from snarenet.constraints.maps.linear import IdentityMap, LinearMap
 from snarenet.constraints.maps.quadratic import QuadraticMap
+from snarenet.constraints.maps.scaled import ScaledMap, scaled
 from snarenet.constraints.maps.sparse import SparseMap
 from snarenet.constraints.maps.stacked import StackedMap
 
@@ -19,11 +20,13 @@ __all__ = [
     "Map",
     "Pairs",
     "QuadraticMap",
+    "ScaledMap",
     "SparseMap",
     "StackedMap",
     "add",
     "cut",
     "gradients",
+    "scaled",
     "times",
     "transposed_times",
 ]

@@ -38,6 +38,7 @@ class Map(ABC):
     rows: int
     linear: bool = False  # the same Jacobian at every y
     diagonal_hessian: bool = False  # the Hessian of every row is diagonal and constant; `hessian_diagonal` has it
+    implicit: bool = False  # a row of the Jacobian, or its length, takes a pass through a function
 
     @property
     def constant(self) -> bool:

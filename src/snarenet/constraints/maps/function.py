@@ -49,6 +49,8 @@ class FunctionMap(Map):
         compiled: fn, its products and its pullback as programs; None for plain autograd.
     """
 
+    implicit = True
+
     def __init__(
         self,
         fn: Callable[[Tensor, Any], Tensor],

@@ -9,6 +9,9 @@ with P the projection onto the ball, $c + \mathrm{soft}_\theta(y - c)$, whose th
 $s = \mathrm{clip}((y - c) / \theta, -1, 1)$ the outside is $\sqrt{n} \, \theta \|s\|$ and its derivative
 $\sqrt{n} \, s / \|s\|$: an undamped step is P itself, and rows have the same length inside and out. As
 $\|y - c\|_1 - r \le \|y - P y\|_1 \le g(y)$, a tolerance on g is kept by the norm.
+
+In other units, $y = s z$, P is the projection in z: its threshold for $z_i$ is $\theta s_i$, from a sort of
+$|y_i - c_i| / s_i^2$, and $\|s\|$ stands for $\sqrt{n}$.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ _full = lru_cache(maxsize=64)(Pattern.full)
 
 
 class L1BallMap(Map):
-    """One row, for a center (n,) or (B, n) and a radius () or (B, 1)."""
+    """One row, for a center (n,) or (B, n) and a radius () or (B, 1); of z, where y = scale z, if a scale is given."""
 
     rows = 1
 
-    def __init__(self, center: Tensor, radius: Tensor) -> None:
-        self.center, self.radius = center, radius
+    def __init__(self, center: Tensor, radius: Tensor, scale: Tensor | None = None) -> None:
+        self.center, self.radius, self.scale = center, radius, scale
 
     @property
     def pattern(self) -> Pattern | None:
@@ -48,6 +51,8 @@ class L1BallMap(Map):
 
     def _evaluate(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """g (B, 1) and its derivative (B, 1, n)."""
+        if self.scale is not None:
+            return self._evaluate_scaled(y, self.scale)
         d = y - self.center
         sizes = d.abs().sort(1, descending=True).values
         counts = torch.arange(1, y.shape[1] + 1, dtype=y.dtype, device=y.device)
@@ -60,6 +65,20 @@ class L1BallMap(Map):
         length, root = s.norm(dim=1, keepdim=True), y.shape[1] ** 0.5
         value = torch.where(outside, root * level * length, sums[:, -1:])
         return value, torch.where(outside, root * s / length, d.sign()).unsqueeze(1)
+
+    def _evaluate_scaled(self, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in other units."""
+        d, squares = z * scale - self.center, scale.square()
+        sizes, order = (d.abs() / squares).sort(1, descending=True)
+        sums = d.abs().gather(1, order).cumsum(1) - self.radius
+        levels = sums / squares.expand_as(d).gather(1, order).cumsum(1)
+        support = (sizes > levels).sum(1, keepdim=True).clamp(min=1)
+        level = levels.gather(1, support - 1)
+        outside = level > 0
+        s = torch.where(outside, (d / torch.where(outside, level * squares, 1.0)).clamp(-1, 1), 1.0) * scale
+        length, root = s.norm(dim=1, keepdim=True), scale.norm()
+        value = torch.where(outside, root * level * length, sums[:, -1:])
+        return value, torch.where(outside, root * s / length, d.sign() * scale).unsqueeze(1)
 
     def value(self, y: Tensor) -> Tensor:
         return self._evaluate(y)[0]
@@ -80,11 +99,11 @@ class L1BallMap(Map):
         return needing_grad(self.center, self.radius)
 
     def detached(self, leaves: dict[int, Tensor]) -> L1BallMap:
-        return L1BallMap(cut(self.center, leaves), cut(self.radius, leaves))
+        return L1BallMap(cut(self.center, leaves), cut(self.radius, leaves), self.scale)
 
     def select(self, index: Tensor) -> L1BallMap:
         center = self.center if self.center.ndim == 1 else self.center[index]
-        return L1BallMap(center, self.radius if self.radius.ndim == 0 else self.radius[index])
+        return L1BallMap(center, self.radius if self.radius.ndim == 0 else self.radius[index], self.scale)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         with torch.enable_grad():

@@ -66,12 +66,15 @@ class LinearMap(Map):
 
 
 class IdentityMap(Map):
-    """g(y) = y: the rows of a box."""
+    """g(y) = y: the rows of a box; or g(z) = scale z, where z are y in other units: y = scale z."""
 
     linear = diagonal_hessian = True
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, rows: int, scale: Tensor | None = None) -> None:
+        self.rows, self.scale = rows, scale
+
+    def _scaled(self, v: Tensor) -> Tensor:
+        return v if self.scale is None else v * self.scale
 
     @property
     def constant(self) -> bool:
@@ -82,28 +85,28 @@ class IdentityMap(Map):
         return identity(self.rows)
 
     def value(self, y: Tensor) -> Tensor:
-        return y
+        return self._scaled(y)
 
     def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
-        return torch.ones_like(y)
+        return self._scaled(torch.ones_like(y))
 
     def jacobian(self, y: Tensor) -> Tensor:
-        return torch.eye(self.rows, dtype=y.dtype, device=y.device)
+        return self._scaled(torch.eye(self.rows, dtype=y.dtype, device=y.device))
 
     def jvp(self, y: Tensor, direction: Tensor) -> Tensor:
-        return direction
+        return self._scaled(direction)
 
     def vjp(self, y: Tensor, weights: Tensor) -> Tensor:
-        return weights
+        return self._scaled(weights)
 
     def row_norms(self, y: Tensor) -> Tensor:
-        return torch.ones_like(y)
+        return self._scaled(self._scaled(torch.ones_like(y)))
 
     def magnitudes(self, y: Tensor) -> Tensor:
-        return y.abs()
+        return self._scaled(y.abs())
 
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         return torch.zeros_like(weights)
 
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
-        return [weights, *(None for _ in wanted)]
+        return [self._scaled(weights), *(None for _ in wanted)]

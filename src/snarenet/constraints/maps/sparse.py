@@ -31,6 +31,15 @@ class SparseMap(LinearMap):
         self._pattern: Pattern | None = None
 
     @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """The tensors that it was made from."""
+        return self._matrix.values, self._matrix.indices
+
+    def scaled(self, scale: Tensor) -> SparseMap:
+        """z -> A (scale z)."""
+        return SparseMap(self._matrix.scaled(scale), self._dtype)
+
+    @property
     def A(self) -> Tensor:  # noqa: N802  # pyright: ignore[reportIncompatibleVariableOverride]
         """The dense matrix, made once."""
         if self._dense is None:

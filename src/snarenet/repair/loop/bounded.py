@@ -44,12 +44,13 @@ class BoundedSpace(Space):
 
     Args:
         others: the rows beside the box.
-        lower: (B, n) the box, infinite where there is none.
+        lower: (B, n) the box, as bounds on the position; infinite where there is none.
         upper: (B, n).
         first: how many rows of the batch are those of the box: n, or 0 if it has none.
         scaled: weigh rows by their lengths at each step, else all alike.
         budget: memory for factors that the backward pass reuses.
         sparse: the systems on the pattern of the rows; None for dense ones.
+        scale: (n,) what the rows of the box multiply the position by; 1 unless given.
     """
 
     others: Map
@@ -59,12 +60,14 @@ class BoundedSpace(Space):
     scaled: bool
     budget: Budget
     sparse: Systems | None = None
+    scale: Tensor | None = None
 
     def start(self, y: Tensor) -> Tensor:
         return y
 
     def value(self, position: Tensor) -> Tensor:
-        return torch.cat([position[:, : self.first], self.others.value(position)], 1)
+        box = position if self.scale is None else position * self.scale
+        return torch.cat([box[:, : self.first], self.others.value(position)], 1)
 
     def finish(self, y: Tensor, position: Tensor) -> Tensor:
         return position
@@ -165,6 +168,7 @@ class BoundedSpace(Space):
         scales = self._pull_scale(y, system.weight * p * w, wanted)
         change, *found = (_difference(b, a) for a, b in zip([change, *found], scales, strict=True))
         to_box = torch.where(clipped, cotangent, 0.0)[:, : self.first]
+        to_box = to_box if self.scale is None else to_box / self.scale
         return Pulled(v if change is None else v + change, torch.cat([to_box, q], 1), None, found)
 
     def _pull_scale(self, y: Tensor, weights: Tensor, wanted: tuple[Tensor, ...]) -> Sequence[Tensor | None]:

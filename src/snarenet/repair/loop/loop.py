@@ -213,7 +213,7 @@ def _any(*masks: Tensor | None) -> Tensor | None:
 def _distance(space: Space, position: Tensor, residual: Tensor) -> Tensor:
     """(B,) how far away the bounds are, by the lengths of their rows, in sizes of the position."""
     away = largest(residual / space.scales().sqrt())
-    size = position.square().mean(1).sqrt()
+    size = space.size(position)
     return torch.where(size > 0, away / size, math.inf)
 
 

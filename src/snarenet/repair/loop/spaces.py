@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import Map, add, gradients
+from snarenet.constraints.maps import IdentityMap, Map, add, gradients
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import (
     ConjugateGradients,
@@ -85,6 +85,10 @@ class Space(ABC):
     @abstractmethod
     def scales(self) -> Tensor:
         """(b, rows) or (rows,): the scale of each row, its squared length for a relative damping and 1 otherwise."""
+
+    def size(self, position: Tensor) -> Tensor:
+        """(b,) how large the entries of a position are."""
+        return position.square().mean(1).sqrt()
 
     def merit(self, residual: Tensor, saved: Any) -> Tensor:
         """(b,) the sum of squared violations, each row in its own scale; `saved` is of the step that asks."""
@@ -236,6 +240,8 @@ class OutputSpace(Space):
         budget: memory for factors that the backward pass reuses.
         sparse: the systems on the pattern of the remaining rows, None for dense ones; what is eliminated is a box, or
             nothing.
+        relative: are rows scaled by their lengths?
+        units: (n,) those of the variables, of mean square 1, by which they are compared; equal unless given.
     """
 
     eliminated: Map | None
@@ -247,6 +253,8 @@ class OutputSpace(Space):
     krylov: ConjugateGradients | None
     budget: Budget
     sparse: Systems | None = None
+    relative: bool = True
+    units: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.first = 0 if self.eliminated is None else self.eliminated.rows  # where the other rows begin
@@ -262,6 +270,9 @@ class OutputSpace(Space):
     def finish(self, y: Tensor, position: Tensor) -> Tensor:
         return position
 
+    def size(self, position: Tensor) -> Tensor:
+        return super().size(position if self.units is None else position * self.units)
+
     def select(self, keep: Tensor) -> OutputSpace:
         eliminated = None if self.eliminated is None else self.eliminated.select(keep)
         return replace(self, eliminated=eliminated, others=self.others.select(keep), scale=self.scale[keep])
@@ -275,7 +286,11 @@ class OutputSpace(Space):
     def scales(self) -> Tensor:
         if self.eliminated is None:
             return self.scale
-        first = self.scale.new_ones(self.first) if self.spectrum is None else self.spectrum.root.square()
+        if self.spectrum is not None:
+            first = self.spectrum.root.square()
+        else:
+            box = self.scale.new_ones(1, self.first)
+            first = self.eliminated.row_norms(box) if self.relative else box
         return torch.cat([first.expand(self.scale.shape[0], -1), self.scale], 1)
 
     def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Factor = None) -> System:
@@ -308,7 +323,11 @@ class OutputSpace(Space):
         return f"on y{what}{what and ' eliminated'}", words
 
     def _box(self, y: Tensor, active: Tensor | None, damping: float | Tensor) -> EliminatedBox:
-        return EliminatedBox(torch.ones_like(y) if active is None else active[:, : self.first].to(y), damping)
+        assert self.eliminated is not None
+        (box,) = self.eliminated.parts
+        assert isinstance(box, IdentityMap)
+        used = torch.ones_like(y) if active is None else active[:, : self.first].to(y)
+        return EliminatedBox(used, damping, box.scale, self.relative)
 
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
         system = self.system(position, violated, damping)

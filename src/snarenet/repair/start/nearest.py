@@ -16,7 +16,6 @@ from snarenet.constraints.maps import Map
 from snarenet.memo import Memo
 from snarenet.repair.gpu import admm as admm_kernels
 from snarenet.repair.gpu import search as search_kernel
-from snarenet.repair.options import check_weights
 from snarenet.repair.start import active_set, admm
 
 
@@ -27,8 +26,6 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
     rows, by an active-set method; else onto the constant linear rows, by ADMM, and y itself if there are none.
     `weights` (n,) are those of the squared distance, equal unless given. `memo` keeps what is computed once.
     """
-    if weights is not None:
-        memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
     map = instance.map
     if _onto_all_rows(map):
         packed = search_kernel.pack(memo, map, y)

@@ -58,7 +58,7 @@ class Repair(Part):
 
     def options(self, tol: float) -> Options:
         """What our repair is told, at a tolerance; an error if it makes no sense."""
-        return Options(self.build_damping(), self.rows, tol, self.max_steps, rescue=self.rescue, nearest=self.nearest)
+        return Options(self.build_damping(), self.rows, tol, self.max_steps, self.rescue, self.nearest, weigh="nearest")
 
     def build_damping(self) -> Damping:
         """The rule of the repair's damping."""
