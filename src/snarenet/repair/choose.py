@@ -72,7 +72,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.damping, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
-    on_pattern = krylov is None and _sparse(instance)
+    on_pattern = krylov is None and sparse_suits(instance)
     if on_pattern:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
@@ -115,7 +115,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     return Choice(Loop(space, damping, options.tol, options.max_steps), lower, upper)
 
 
-def _sparse(instance: Instance) -> bool:
+def sparse_suits(instance: Instance) -> bool:
     """Are systems on the pattern of the rows beside a box faster than dense ones?"""
     return _density(instance) is None
 
@@ -173,7 +173,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         least, most = lower[:, :rows], upper[:, :rows]
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _sparse(instance))
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), sparse_suits(instance))
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 

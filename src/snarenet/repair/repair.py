@@ -98,7 +98,8 @@ def _repair(
     work, finite, start, instance = constraints.prepare(y, x, relax, options.dtype)
     predicted = start
     if options.nearest:
-        start = approach(constraints.memo, instance, start, options.nearest, weights)
+        matrix_free = options.krylov is not None
+        start = approach(constraints.memo, instance, start, options.nearest, weights, matrix_free)
     output = output_dtype(y.dtype)
     aim = options.aim(output)
     asked = options if aim == options.tol else replace(options, tol=aim)

@@ -9,23 +9,43 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance
 from snarenet.constraints.maps import Map
 from snarenet.memo import Memo
+from snarenet.repair.choose import choose, sparse_suits
+from snarenet.repair.engine import Batch
 from snarenet.repair.gpu import admm as admm_kernels
 from snarenet.repair.gpu import search as search_kernel
-from snarenet.repair.options import check_weights
-from snarenet.repair.start import active_set, admm
+from snarenet.repair.options import Options, check_weights
+from snarenet.repair.start import active_set, admm, smooth
+from snarenet.repair.stopping import CONVERGED
+from snarenet.tracing import tracing
 
 
-def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None = None) -> Tensor:
-    """Points (B, n) near the projections of y.
+def approach(
+    memo: Memo,
+    instance: Instance,
+    y: Tensor,
+    iterations: int,
+    weights: Tensor | None = None,
+    matrix_free: bool = False,
+) -> Tensor:
+    """Points (B, n) at the projections of y, or near them.
 
-    Where all rows have diagonal Hessians, and some are not constant and linear, these are the projections onto all
-    rows, by an active-set method; else onto the constant linear rows, by ADMM, and y itself if there are none.
-    `weights` (n,) are those of the squared distance, equal unless given. `memo` keeps what is computed once.
+    Onto constant linear rows alone, by ADMM; onto rows with diagonal Hessians, by an active-set method; onto any other
+    rows by interior-point steps from a repaired point. The latter two are exact, or, where they find nothing, y itself.
+    Without matrices, and where the last method cannot look at values, next to other rows only constant ones count.
+
+    Args:
+        memo: keeps what is computed once.
+        instance: the constraints.
+        y: (B, n) predictions.
+        iterations: of the method.
+        weights: (n,) those of the squared distance, equal unless given.
+        matrix_free: never form a Jacobian.
     """
     if weights is not None:
         memo.get(("weights", y.shape[1]), (weights,), lambda: check_weights(weights, iterations, y.shape[1]))
@@ -34,6 +54,9 @@ def approach(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights
         packed = search_kernel.pack(memo, map, y)
         search = active_set.search if packed is None else partial(search_kernel.search, packed)
         return active_set.project(instance, y, iterations, weights, search)
+    if _curved(map) and not matrix_free and not tracing():
+        restore = partial(_restored, memo)
+        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance))
     rows = sum(part.rows for part in map.parts if part.constant)
     iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
     return admm.approach(memo, instance, y, iterations, weights, iterate)
@@ -44,12 +67,27 @@ def _onto_all_rows(map: Map) -> bool:
     return map.diagonal_hessian and not all(part.constant for part in map.parts)
 
 
+def _curved(map: Map) -> bool:
+    """Are there rows with other than diagonal Hessians?"""
+    return not map.diagonal_hessian and not all(part.constant for part in map.parts)
+
+
+def _restored(memo: Memo, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a plain repair leads, and (B,) whether it reached the set."""
+    tol = max(Options.tol, torch.finfo(y.dtype).eps ** 0.75)
+    engine, lower, upper = choose(Options(tol=tol, dtype=y.dtype), memo, instance, y)
+    (value, status, _), _ = engine.run(Batch(y, lower, upper, y.isfinite().all(1)), taped=False)
+    return value, status == CONVERGED
+
+
 def describe(map: Map, iterations: int) -> str:
     """What `approach` does, in words."""
     if _onto_all_rows(map):
         return f"at the projection onto all rows, by up to {iterations} iterations of an active-set method"
+    if _curved(map):
+        return f"at the projection onto all rows, by a repair and up to {iterations} interior-point steps from there"
     rows = sum(part.rows for part in map.parts if part.constant)
     if not rows:
-        return "at the prediction: `nearest` finds no constant rows and no rows with diagonal Hessians alone"
+        return "at the prediction: `nearest` finds no rows"
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
     return f"near the projection onto {which}, by {iterations} iterations of ADMM"
