@@ -173,7 +173,9 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         least, most = lower[:, :rows], upper[:, :rows]
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, Budget(options.room), sparse_suits(instance))
+    space = BoundedSpace(
+        others, least.detach(), most.detach(), rows, scaled, Budget(options.room), sparse_suits(instance)
+    )
     return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
 
 

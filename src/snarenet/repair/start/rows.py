@@ -13,13 +13,15 @@ the set is near in sizes of its radii of curvature.
 
 from __future__ import annotations
 
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Map, times, transposed_times
-from snarenet.linalg import SparseFactor, add_to_diagonal, cholesky_ex, sparse_normal, triangular_solve
+from snarenet.constraints.sparsity import Pattern
+from snarenet.linalg import SparseFactor, SparseNormal, add_to_diagonal, cholesky_ex, sparse_normal, triangular_solve
 
 _CONVEX = 0.01  # share of the metric that the curvature must leave in a direction
 
@@ -43,7 +45,7 @@ class RowsAt:
         else:
             self.values, self.pattern = linear.jacobian.expand(len(z), -1, -1), None
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """(B, m) squared lengths of the rows in the metric, J W^-1 J' at its diagonal; positive."""
         if self.pattern is None:
@@ -59,19 +61,33 @@ class RowsAt:
             return transposed_times(self.values, multipliers)
         return self.pattern.transposed_times(self.values, multipliers)
 
-    def saddle(self, inverse: Tensor, damping: Tensor, active: Tensor) -> Saddle:
-        """The systems with inverse metric (B, n), damping (B, m) and the active rows (B, m)."""
+    def saddle(self, inverse: Tensor, damping: Tensor, active: Tensor, exact: bool) -> Saddle:
+        """The systems with inverse metric (B, n), damping (B, m) and the active rows (B, m).
+
+        An exact one divides by no damping: the primal form of a sparse system, which does, has half of the digits.
+        """
         damping = torch.where(active, damping, 1.0)
-        if self.pattern is not None:
-            factor = sparse_normal(self.pattern).factor(self.values, damping, inverse, active)
-            return Saddle(_Sparse(factor), inverse)
-        J = torch.where(active.unsqueeze(2), self.values, 0.0)
+        normal = None if self.pattern is None else _dual(self.pattern) if exact else sparse_normal(self.pattern)
+        if normal is not None:
+            return Saddle(_Sparse(normal.factor(self.values, damping, inverse, active)), inverse)
+        J = self.values if self.pattern is None else self.pattern.dense(self.values)
+        J = torch.where(active.unsqueeze(2), J, 0.0)
         system = add_to_diagonal((J * inverse.unsqueeze(1)) @ J.mT, damping)
         return Saddle(_Dense(J, *cholesky_ex(system)), inverse)
 
     def curvature(self, multipliers: Tensor) -> Curvature:
         """B for multipliers (B, m)."""
         return Curvature(self.map, self.z, multipliers)
+
+
+@lru_cache(maxsize=64)
+def _dual(pattern: Pattern) -> SparseNormal | None:
+    """The dual form of the systems, None where it fills."""
+    normal = sparse_normal(pattern)
+    if normal.form == "dual":
+        return normal
+    normal = SparseNormal(pattern.row, pattern.col, pattern.shape, "dual")
+    return None if normal.gram.full else normal
 
 
 class _Dense(NamedTuple):

@@ -34,14 +34,15 @@ from torch import Tensor
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
-from snarenet.repair.start.interior import Point, share_of
+from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
 from snarenet.repair.start.rows import RowsAt, Saddle, Solved
 from snarenet.repair.start.task import Task, box_of
 
 _SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
 _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
-_NEARER = 1e-6  # by how much a squared distance may exceed that of the repaired point: by what a tolerance may do to it
+_ROUNDING = 1e-9  # share of a squared distance that is nothing
+_EXCUSED = 4.0  # times the first-order change of half the squared distance that a tolerance makes
 
 Restore = Callable[[Instance, Tensor], tuple[Tensor, Tensor]]
 
@@ -107,9 +108,25 @@ def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point
     start, reached = recipe.restore(instance.select(left), y[left])
     left, start = left[reached], start[reached]
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
-    point, settled = _settle(task, interior.approach(task, start, recipe.iterations))
-    good = settled & (task.distance(point.z) <= (1 + _NEARER) * task.distance(start))
+    point, good = _nearest(task, start, recipe.iterations, QUICK)
+    again = (~good).nonzero().squeeze(1)
+    if len(again):
+        other, found = _nearest(task.select(again), start[again], recipe.iterations, CAREFUL)
+        point = Point(*(old.index_copy(0, again, new) for old, new in zip(point, other, strict=True)))
+        good = good.index_copy(0, again, found)
     return left[good], Point(*(tensor[good] for tensor in point))
+
+
+def _nearest(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
+    """Where a search leads from points of the set, and (B,) whether that is a nearest point, and nearer than these."""
+    point, settled = _settle(task, interior.approach(task, start, steps, course))
+    # a start that breaks rows within the tolerance may be nearer, to first order by its multipliers times that
+    rows = residual(task.rows.value(start), task.lower, task.upper)
+    box = residual(start, task.low, task.high)
+    force = task.weights * (task.y - point.z)
+    excuse = (point.multipliers * rows).abs().sum(1) + (force * box).abs().sum(1)
+    limit = task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
+    return point, settled & (task.distance(point.z) <= limit)
 
 
 def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
@@ -156,7 +173,7 @@ def _saddle(task: Task, at: RowsAt, active: _Active) -> tuple[Saddle, Tensor]:
     """The system of the rows and variables that are held, and (B, m) its damping."""
     damping = share_of(at.z.dtype) * at.lengths
     inverse = torch.where(active.high | active.low, 0.0, 1 / task.weights)
-    return at.saddle(inverse, damping, active.above | active.below), damping
+    return at.saddle(inverse, damping, active.above | active.below, exact=True), damping
 
 
 def _newton(task: Task, point: Point) -> Solved:
