@@ -22,7 +22,13 @@ from snarenet.repair.gpu import search as search_kernel
 from snarenet.repair.options import Options, check_weights
 from snarenet.repair.start import active_set, admm, smooth
 from snarenet.repair.stopping import CONVERGED
+from snarenet.solution import RepairWarning, warn
 from snarenet.tracing import tracing
+
+_UNTRACED = (
+    "`nearest` projects onto rows with other than diagonal Hessians by a search that cannot be exported or recorded: "
+    "this one starts at the projection onto the constant linear rows alone, or at the prediction"
+)
 
 
 def approach(
@@ -37,7 +43,7 @@ def approach(
 
     Onto constant linear rows alone, by ADMM; onto rows with diagonal Hessians, by an active-set method; onto any other
     rows by interior-point steps from a repaired point. The latter two are exact, or, where they find nothing, y itself.
-    Without matrices, and where the last method cannot look at values, next to other rows only constant ones count.
+    Without matrices, exported or recorded, only constant rows count next to those of the last kind.
 
     Args:
         memo: keeps what is computed once.
@@ -54,9 +60,14 @@ def approach(
         packed = search_kernel.pack(memo, map, y)
         search = active_set.search if packed is None else partial(search_kernel.search, packed)
         return active_set.project(instance, y, iterations, weights, search)
-    if _curved(map) and not matrix_free and not tracing():
-        restore = partial(_restored, memo)
-        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance))
+    if _curved(map) and not matrix_free:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            from snarenet.repair.start.eager import project_eagerly  # here, as it imports the whole compiler
+
+            return project_eagerly(memo, instance, y, iterations, weights)  # pyright: ignore
+        if not tracing():
+            return project(memo, instance, y, iterations, weights)
+        warn(_UNTRACED, RepairWarning)
     rows = sum(part.rows for part in map.parts if part.constant)
     iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
     return admm.approach(memo, instance, y, iterations, weights, iterate)
@@ -70,6 +81,11 @@ def _onto_all_rows(map: Map) -> bool:
 def _curved(map: Map) -> bool:
     """Are there rows with other than diagonal Hessians?"""
     return not map.diagonal_hessian and not all(part.constant for part in map.parts)
+
+
+def project(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None) -> Tensor:
+    """The projections of y onto rows of any kind, by `smooth`; it looks at values, so it is never traced."""
+    return smooth.project(instance, y, iterations, weights, partial(_restored, memo), sparse_suits(instance))
 
 
 def _restored(memo: Memo, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor]:

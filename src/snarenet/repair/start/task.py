@@ -42,15 +42,16 @@ class Task(NamedTuple):
         box = box_of(parts)
         sizes = [part.rows for part in parts]
         lower, upper = (_apart(list(bound.split(sizes, 1)), box) for bound in (instance.lower, instance.upper))
-        low = torch.full_like(y, -torch.inf) if box is None else lower[0]
-        high = torch.full_like(y, torch.inf) if box is None else upper[0]
+        low, high = (torch.full_like(y, -torch.inf), torch.full_like(y, torch.inf))
+        if lower[0] is not None and upper[0] is not None:
+            low, high = lower[0], upper[0]
         rows = StackedMap([part for i, part in enumerate(parts) if i != box])
         return Task(rows, lower[1], upper[1], low, high, y, weights, sparse)
 
     def select(self, index: Tensor) -> Task:
         """Some of the samples."""
-        bounds = (bound[index] for bound in self[1:6])
-        return Task(self.rows.select(index), *bounds, self.weights, self.sparse)
+        lower, upper, low, high, y = (tensor[index] for tensor in self[1:6])
+        return Task(self.rows.select(index), lower, upper, low, high, y, self.weights, self.sparse)
 
     def at(self, z: Tensor) -> RowsAt:
         """The rows to first order at z."""
