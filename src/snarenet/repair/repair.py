@@ -59,8 +59,9 @@ def repair(
         nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
             constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
             damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that have diagonal Hessians, or depend
-            on x, they are of an active-set method, 10 to 26, and the projection is exact, or, where it was not found,
-            not made. Next to other rows only those that are linear and constant count.
+            on x, they are of an active-set method, 10 to 26; with any others they are interior-point steps from a
+            repaired point, 10 to 20. Then the projection is exact, or, where it was not found, not made. Without
+            matrices, exported or recorded, only constant linear rows count next to those others.
         weights: (n,) positive numbers, the metric of `nearest`: it measures distances by
             sum_i weights_i (y_i - z_i)^2. The second derivatives of an objective make the nearest point a good one.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large

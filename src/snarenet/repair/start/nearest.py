@@ -96,14 +96,14 @@ def _restored(memo: Memo, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor
     return value, status == CONVERGED
 
 
-def describe(map: Map, iterations: int) -> str:
+def describe(map: Map, iterations: int, matrix_free: bool = False) -> str:
     """What `approach` does, in words."""
     if _onto_all_rows(map):
         return f"at the projection onto all rows, by up to {iterations} iterations of an active-set method"
-    if _curved(map):
+    if _curved(map) and not matrix_free:
         return f"at the projection onto all rows, by a repair and up to {iterations} interior-point steps from there"
     rows = sum(part.rows for part in map.parts if part.constant)
     if not rows:
-        return "at the prediction: `nearest` finds no rows"
+        return "at the prediction: without matrices `nearest` finds no constant rows"
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
     return f"near the projection onto {which}, by {iterations} iterations of ADMM"
