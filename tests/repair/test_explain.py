@@ -218,8 +218,9 @@ def test_the_start(name: str, text: str) -> None:
 def test_the_start_beside_functions() -> None:
     y = draw(3, SIZE)
     mixed = sn.Linear(draw(2, SIZE), upper=0.0) & wave()
-    assert "2 constant rows of 81" in sn.explain(mixed, y, nearest=5).start
-    assert sn.explain(wave(), y, nearest=5).start.startswith("at the prediction: `nearest` finds no")
+    assert sn.explain(mixed, y, nearest=5).start.startswith("at the projection onto all rows, by a repair and up to 5")
+    assert "2 constant rows of 81" in sn.explain(mixed, y, nearest=5, **CG).start
+    assert sn.explain(wave(), y, nearest=5, **CG).start.startswith("at the prediction: without matrices")
 
 
 def test_why() -> None:

@@ -128,6 +128,11 @@ def _systems(instance: Instance) -> Systems | None:
     return kernel_systems if launching.supported(instance.lower) else sparse_normal
 
 
+def sparse_suits(instance: Instance) -> bool:
+    """Are systems on the pattern of the rows beside a box faster than dense ones?"""
+    return _density(instance) is None
+
+
 def _density(instance: Instance) -> str | None:
     """Why systems are dense; None where those on the pattern of the rows beside a box are faster."""
     parts = instance.map.parts

@@ -182,7 +182,7 @@ def explain_with(
         engine=found.engine,
         system=found.system,
         reasons=reasons,
-        start=nearest.describe(instance.map, options.nearest) if options.nearest else "at the prediction",
+        start=_start(options, instance.map),
         metric="" if metric is None else str(metric),
         damping=f"{options.damping}{pace}",
         rescue=f"up to {tries} more attempt{'s' * (tries > 1)}" if tries else "none",
@@ -196,6 +196,13 @@ def explain_alone(constraints: Constraints, engine: str = "known with y and x: g
     parts = tuple(Part(type(part).__name__, part.rows_for(constraints.size)) for part in constraints.parts)
     box = any(part.kind == "Box" for part in parts)
     return Explanation(constraints.size, constraints.rows_for(constraints.size), 0, box, parts, engine)
+
+
+def _start(options: Options, map: Map) -> str:
+    """Where the repair begins, in words."""
+    return (
+        nearest.describe(map, options.nearest, options.krylov is not None) if options.nearest else "at the prediction"
+    )
 
 
 def _made_up(constraints: Constraints, x: Any) -> Tensor | None:

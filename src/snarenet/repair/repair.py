@@ -63,8 +63,9 @@ def repair(
         nearest: first go towards the nearest point of the set, by so many iterations. Where all rows are linear and
             constant, these are of ADMM, and 20 to 60 make the result nearly the orthogonal projection; then a small
             damping does for the rest, such as `Annealed(1e-3, 0.1)`. With rows that have diagonal Hessians, or depend
-            on x, they are of an active-set method, 10 to 26, and the projection is exact, or, where it was not found,
-            not made. Next to other rows only those that are linear and constant count.
+            on x, they are of an active-set method, 10 to 26; with any others they are interior-point steps from a
+            repaired point, 10 to 20. Then the projection is exact, or, where it was not found, not made. Without
+            matrices, exported or recorded, only constant linear rows count next to those others.
         weights: (n,) positive numbers: how dear it is to move each variable. Every step, those of the rescue too, and
             `nearest` measure distances by sum_i weights_i (y_i - z_i)^2. Only their ratios matter, and they get no
             gradient. The second derivatives of an objective make the result a good one, or, where these say nothing,
@@ -124,7 +125,8 @@ def _repair(
         course = _Course(metric.memo, instance, instance._replace(map=metric.map(instance.map)), metric)
     predicted = start
     if options.nearest:
-        start = approach(constraints.memo, instance, start, options.nearest, weights)
+        matrix_free = options.krylov is not None
+        start = approach(constraints.memo, instance, start, options.nearest, weights, matrix_free)
     output = output_dtype(y.dtype)
     aim = options.aim(output)
     asked = options if aim == options.tol else replace(options, tol=aim)

@@ -155,18 +155,17 @@ def test_gradients(weights: Tensor | None) -> None:
     assert torch.autograd.gradcheck(outcome, (y, x, upper), atol=1e-5)
 
 
-def test_other_rows_are_left_to_the_repair() -> None:
-    """Next to functions only the linear rows count for the start; without any, it is the prediction."""
+def test_without_matrices_other_rows_are_left_to_the_repair() -> None:
+    """Next to functions only the linear rows count for such a start; without any, it is the prediction."""
+    free = {"solver": sn.ConjugateGradients(), "max_steps": 0}
     disk = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), rows=1, upper=4.0)
     both = disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
-    solution = sn.repair(both, Y, X, nearest=20, damping=FINISH)
-    assert solution.converged.all()
-    start = sn.repair(both, Y, X, nearest=200, max_steps=0).value
+    start = sn.repair(both, Y, X, nearest=200, **free).value
     assert_equal(start, HardNetLayer(both.parts[1])(Y, X), 1e-6)  # for equalities alone, the closed form
-    assert torch.equal(sn.repair(disk, Y, nearest=20, max_steps=0).value, Y)
+    assert torch.equal(sn.repair(disk, Y, nearest=20, **free).value, Y)
     between = sn.Linear(draw(3, 10, seed=7), upper=0.1) & disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
     together = between.parts[0] & between.parts[2]
-    starts = (sn.repair(set, Y, X, nearest=20, max_steps=0).value for set in (between, together))
+    starts = (sn.repair(set, Y, X, nearest=20, **free).value for set in (between, together))
     assert_equal(*starts, 1e-12)
 
 

@@ -1,0 +1,226 @@
+r"""`project`: the nearest point of any smooth set: repaired, then approached from inside, then settled by Newton.
+
+$$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
+   W (z - y) + J(z)^\top \mu = 0. $$
+
+1. A repair leads to a point of the set.
+2. Interior-point steps (`interior.py`) lead from there nearly to the nearest point.
+3. Newton's method leads on to all digits. Rows and variables are held at their bounds by a primal-dual active set: an
+   equality, a row with $\mu_i + (g_i - u_i) / J_i W^{-1} J_i^\top > 0$ (or < 0 with $l_i$), a variable that
+   $y - W^{-1} J^\top \mu$ puts beyond its bound.
+
+What comes back is a fixed point of the third, which obeys the conditions of optimality, in the set, without a direction
+that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
+caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction.
+
+The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
+$H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
+
+$$ \begin{pmatrix} H & J_A^\top \\ J_A & 0 \end{pmatrix} \begin{pmatrix} p \\ \eta \end{pmatrix} =
+   \begin{pmatrix} v \\ 0 \end{pmatrix}, \qquad p_F = 0, $$
+
+y gets $W p$, the bounds of the rows $\eta$, those of held variables $(v - H p - J_A^\top \eta)_F$, and every tensor
+inside g $-\nabla (\langle \mu, \partial g\, p \rangle + \langle \eta, g \rangle)$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from snarenet.constraints.base import Instance, largest, residual
+from snarenet.repair.precision import without_autocast
+from snarenet.repair.start import interior
+from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
+from snarenet.repair.start.rows import RowsAt, Saddle, Solved
+from snarenet.repair.start.task import Task, box_of
+
+_SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
+_PRODUCTS = 10  # with the curvature, in one of them
+_ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
+_ROUNDING = 1e-9  # share of a squared distance that is nothing
+_EXCUSED = 4.0  # times the first-order change of half the squared distance that a tolerance makes
+
+Restore = Callable[[Instance, Tensor], tuple[Tensor, Tensor]]
+
+
+def project(
+    instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, restore: Restore, sparse: bool
+) -> Tensor:
+    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
+
+    Args:
+        instance: the constraints.
+        y: (B, n) the predictions, all of them finite.
+        iterations: the most interior-point steps.
+        weights: (n,) those of the squared distance; all 1 if None.
+        restore: repairs a batch; says where it leads, and (B,) which samples are in the set then.
+        sparse: solve systems on the pattern of the rows.
+    """
+    if not len(y):
+        return y
+    metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
+    tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
+    recipe = _Recipe(iterations, metric, restore, sparse)
+    return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
+
+
+class _Recipe(NamedTuple):
+    iterations: int
+    metric: Tensor
+    restore: Restore
+    sparse: bool
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, recipe: _Recipe, instance: Instance, y: Tensor, lower: Tensor, upper: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        leaves: dict[int, Tensor] = {}
+        instance = Instance(instance.map.detached(leaves), lower, upper, instance.equal)
+        ctx.found, ctx.point = _find(recipe, instance, y)
+        ctx.recipe, ctx.instance, ctx.wanted = recipe, instance, tuple(leaves.get(id(t), t) for t in tensors)
+        ctx.save_for_backward(y, *tensors)  # so that autograd notices when one of them is overwritten
+        return y.index_copy(0, ctx.found, ctx.point.z)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        v, found, y = gradients[0], ctx.found, ctx.saved_tensors[0]
+        with without_autocast(y.device):
+            with torch.set_grad_enabled(bool(ctx.wanted)):  # so that gradients reach the tensors of the whole batch
+                part = ctx.instance.select(found)
+                task = Task.of(part, y[found], ctx.recipe.metric, ctx.recipe.sparse)
+            pulled = _pull_back(task, ctx.point, v[found], ctx.wanted)
+        bounds = (_in_order(part, rows, box) for rows, box in ((pulled.lower, pulled.low), (pulled.upper, pulled.high)))
+        lower, upper = (torch.zeros_like(ctx.instance.lower).index_copy(0, found, bound) for bound in bounds)
+        return None, None, v.index_copy(0, found, pulled.y), lower, upper, *pulled.tensors
+
+
+def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
+    """(k,) the samples whose nearest point was found, and these points."""
+    outside = residual(instance.map.value(y), instance.lower, instance.upper) != 0
+    left = outside.any(1).nonzero().squeeze(1)
+    start, reached = recipe.restore(instance.select(left), y[left])
+    left, start = left[reached], start[reached]
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
+    point, good = _nearest(task, start, recipe.iterations, QUICK)
+    again = (~good).nonzero().squeeze(1)
+    if len(again):
+        other, found = _nearest(task.select(again), start[again], recipe.iterations, CAREFUL)
+        point = Point(*(old.index_copy(0, again, new) for old, new in zip(point, other, strict=True)))
+        good = good.index_copy(0, again, found)
+    return left[good], Point(*(tensor[good] for tensor in point))
+
+
+def _nearest(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
+    """Where a search leads from points of the set, and (B,) whether that is a nearest point, and nearer than these."""
+    point, settled = _settle(task, interior.approach(task, start, steps, course))
+    # a start that breaks rows within the tolerance may be nearer, to first order by its multipliers times that
+    rows = residual(task.rows.value(start), task.lower, task.upper)
+    box = residual(start, task.low, task.high)
+    force = task.weights * (task.y - point.z)
+    excuse = (point.multipliers * rows).abs().sum(1) + (force * box).abs().sum(1)
+    limit = task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
+    return point, settled & (task.distance(point.z) <= limit)
+
+
+def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
+    """Where Newton's method leads, and (B,) whether that is a nearest point."""
+    z, multipliers = point
+    settled = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    small = torch.finfo(z.dtype).eps ** 0.6
+    left = (z.isfinite().all(1) & multipliers.isfinite().all(1)).nonzero().squeeze(1)
+    for _ in range(_SETTLING):
+        if not len(left):
+            break
+        part, before = task.select(left), z[left]
+        step = _newton(part, Point(before, multipliers[left]))
+        good = step.convex & step.d.isfinite().all(1) & step.multipliers.isfinite().all(1)
+        left, before, d, after = left[good], before[good], step.d[good], step.multipliers[good]
+        z, multipliers = z.index_copy(0, left, before + d), multipliers.index_copy(0, left, after)
+        still = largest(d) <= small * (1 + largest(before))
+        settled = settled.index_copy(0, left, still)
+        left = left[~still]
+    away = task.away(z, task.at(z).lengths)
+    obeyed = away <= torch.finfo(z.dtype).eps ** 0.5 * (1 + largest(z))  # an empty set has no nearest point
+    return Point(z, multipliers), settled & obeyed
+
+
+class _Active(NamedTuple):
+    """Which rows (B, m) and variables (B, n) are held at a bound; an equality counts as held from above."""
+
+    above: Tensor
+    below: Tensor
+    high: Tensor
+    low: Tensor
+
+
+def _active(task: Task, at: RowsAt, value: Tensor, multipliers: Tensor) -> _Active:
+    """Those that multipliers and values say."""
+    above = (task.lower == task.upper) | (multipliers + (value - task.upper) / at.lengths > 0)
+    below = ~above & (multipliers + (value - task.lower) / at.lengths < 0)
+    center = task.y - at.pull(torch.where(above | below, multipliers, 0.0)) / task.weights
+    high = (task.low == task.high) | (center > task.high)
+    return _Active(above, below, high, ~high & (center < task.low))
+
+
+def _saddle(task: Task, at: RowsAt, active: _Active) -> tuple[Saddle, Tensor]:
+    """The system of the rows and variables that are held, and (B, m) its damping."""
+    damping = share_of(at.z.dtype) * at.lengths
+    inverse = torch.where(active.high | active.low, 0.0, 1 / task.weights)
+    return at.saddle(inverse, damping, active.above | active.below, exact=True), damping
+
+
+def _newton(task: Task, point: Point) -> Solved:
+    """One step: what z moves by, and the next multipliers."""
+    z, at, value = point.z, task.at(point.z), task.rows.value(point.z)
+    active = _active(task, at, value, point.multipliers)
+    saddle, damping = _saddle(task, at, active)
+    multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
+    off = torch.where(active.above, value - task.upper, torch.where(active.below, value - task.lower, 0.0))
+    target = torch.where(active.high, task.high, torch.where(active.low, task.low, task.y))
+    # the share acts on the change of the multipliers, so that rows are met exactly in the end
+    found = saddle.solve(off + saddle.push(target - z) + damping * multipliers)
+    flat = Solved(target - z - saddle.inverse * saddle.pull(found), found, saddle.sound)
+    return saddle.bent(flat, at.curvature(multipliers), _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+
+
+class _Pulled(NamedTuple):
+    """Cotangents of predictions, bounds of rows, the box, and the tensors inside g."""
+
+    y: Tensor
+    lower: Tensor
+    upper: Tensor
+    low: Tensor
+    high: Tensor
+    tensors: list[Tensor | None]
+
+
+def _pull_back(task: Task, point: Point, v: Tensor, wanted: tuple[Tensor, ...]) -> _Pulled:
+    """The implicit gradient at nearest points, for their cotangent v (B, n)."""
+    z, at = point.z, task.at(point.z)
+    active = _active(task, at, task.rows.value(z), point.multipliers)
+    saddle, _ = _saddle(task, at, active)
+    multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
+    B, flat = at.curvature(multipliers), Solved(*saddle.split(v, refined=True), saddle.sound)
+    p, eta, _ = saddle.bent(flat, B, _ADJOINT, torch.finfo(z.dtype).eps ** 1.5, refined=True)
+    left = v - B(p) - saddle.pull(eta)  # what a variable that is held passes on to its bound
+    tensors = [None if t is None else -t for t in task.rows.pullback(z, [(multipliers, p)], eta, wanted)[1:]]
+    held = (torch.where(active.below, eta, 0.0), torch.where(active.above, eta, 0.0))
+    box = (torch.where(active.low, left, 0.0), torch.where(active.high, left, 0.0))
+    return _Pulled(task.weights * p, *held, *box, tensors)
+
+
+def _in_order(instance: Instance, rows: Tensor, box: Tensor) -> Tensor:
+    """What belongs to the rows beside the first box, and to that box, in the order of all rows."""
+    parts = instance.map.parts
+    first = box_of(parts)
+    pieces = list(rows.split([part.rows for i, part in enumerate(parts) if i != first], 1))
+    if first is not None:
+        pieces.insert(first, box)
+    return torch.cat(pieces, 1)
