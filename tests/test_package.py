@@ -102,7 +102,7 @@ def test_the_wheel_is_the_library(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == {name.removeprefix("src/") for name in files("src")}
-    assert {Path(name).suffix for name in names} == {".py", ".typed", ".cu", ".cuh"}
+    assert {Path(name).suffix for name in names} == {".cpp", ".py", ".typed", ".cu", ".cuh"}
 
 
 @pytest.mark.slow
