@@ -98,7 +98,7 @@ def repair_with(
 
     `first` is what a first attempt came to, if there was one: only samples that it left outside are attempted again.
     """
-    if torch.is_inference_mode_enabled():  # derivatives of functions come from graphs, which this mode does not make
+    if not tracing() and torch.is_inference_mode_enabled():  # which makes no graphs, and derivatives come from these
         with torch.inference_mode(False), torch.no_grad():
             return repair_with(options, constraints, y.clone(), tree_map(_copied, x), relax, weights, first)
     return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights, first), y, x)
