@@ -21,7 +21,7 @@ from torch import Tensor
 
 from snarenet.constraints.maps import Map, times, transposed_times
 from snarenet.constraints.sparsity import Pattern
-from snarenet.linalg import SparseFactor, SparseNormal, add_to_diagonal, cholesky_ex, sparse_normal, triangular_solve
+from snarenet.linalg import PlainFactor, SparseNormal, add_to_diagonal, cholesky_ex, sparse_normal, triangular_solve
 
 _CONVEX = 0.01  # share of the metric that the curvature must leave in a direction
 
@@ -110,7 +110,7 @@ class _Dense(NamedTuple):
 class _Sparse(NamedTuple):
     """The same on the pattern."""
 
-    factor: SparseFactor
+    factor: PlainFactor
 
     @property
     def info(self) -> Tensor:
