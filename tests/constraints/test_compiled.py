@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import snarenet as sn
 from snarenet.constraints.compiled import Compiled, _Program
 from snarenet.constraints.maps import FunctionMap
+from snarenet.constraints.structure import Structure
 
 F64 = torch.float64
 SIZE = 66  # enough variables for a pattern to be looked for
@@ -285,3 +286,30 @@ class TestAsked:
                 torch.testing.assert_close(constraints.value(y), y * k + y.sin())
                 torch.testing.assert_close(constraints.value(y), y * k + y.sin())
                 assert str(constraints.compiled) == "compiled"
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_lengths_of_rows_by_the_compiled_pullback(by_rows: bool) -> None:
+    """Their gradient is that of autograd, whichever side of J has the fewer colours."""
+
+    def columns(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([y.sin() * x, y.square() - y.roll(1, 1)], 1)
+
+    def rows(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (y.sin() * y.roll(1, 1) * x).unflatten(1, (-1, 10)).sum(2)
+
+    count = 7 if by_rows else 140
+    constraints = sn.Nonlinear(rows if by_rows else columns, count, equals=0.0, compile=True)
+    generator = torch.Generator().manual_seed(0)
+    y, x = (torch.rand(3, n, dtype=F64, generator=generator) for n in (70, 1))
+    map = constraints.at(y, x).map
+    assert isinstance(map, FunctionMap)
+    assert isinstance(map.structure, Structure)
+    assert map.pattern is not None
+    assert map.structure.colouring(70).by_rows is by_rows
+    weights, at = torch.rand(3, count, dtype=F64, generator=generator), y.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((weights * map.row_norms(at)).sum(), at)
+    with torch.no_grad():
+        found = map.of_y_alone()._compiled_norms(y, weights)  # pyright: ignore[reportAttributeAccessIssue]
+    assert str(constraints.compiled) == "compiled"
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

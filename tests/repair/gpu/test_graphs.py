@@ -126,6 +126,17 @@ class TestRecorded:
         constraints = polytope().to("cuda")
         return sn.SnareLayer(constraints, record=record, **options), sn.SnareLayer(constraints, **options)
 
+    def compare(self, mine: sn.SnareLayer, plain: sn.SnareLayer, y: Tensor, x: Tensor, close: float) -> None:
+        """Values and gradients of both."""
+        y.requires_grad_()
+        x.requires_grad_()
+        results = []
+        for layer in (mine, plain):
+            value = layer(y, x)
+            results.append([value, *torch.autograd.grad(value.square().sum(), [y, x])])
+        for a, b in zip(*results, strict=True):
+            assert_equal(a, b, close)
+
     @pytest.mark.parametrize("nearest", [0, 20])
     @pytest.mark.parametrize("quadratic", [False, True])
     def test_equal_to_the_layer(self, quadratic: bool, nearest: int) -> None:
@@ -138,16 +149,9 @@ class TestRecorded:
         mine, plain = sn.SnareLayer(constraints, record=40, **options), sn.SnareLayer(constraints, **options)
         for seed in range(3):  # the second and third are replays
             y, x = draw(BATCH, 16, seed=seed, scale=2).cuda(), draw(BATCH, 4, seed=seed + 9).cuda()
-            y.requires_grad_()
-            x.requires_grad_()
-            results = []
-            for layer in (mine, plain):
-                value = layer(y, x)
-                results.append([value, *torch.autograd.grad(value.square().sum(), [y, x])])
-            for a, b in zip(*results, strict=True):
-                assert_equal(a, b, 1e-9)
+            self.compare(mine, plain, y, x, 1e-9)
             with torch.no_grad():
-                assert_equal(mine(y, x), results[1][0], 1e-9)
+                assert_equal(mine(y, x), plain(y, x), 1e-9)
 
     @pytest.mark.parametrize("steps", [60, 14], ids=["enough steps", "too few for some"])
     def test_a_function_with_a_sparse_jacobian(self, steps: int) -> None:
@@ -156,14 +160,7 @@ class TestRecorded:
         for seed in range(3):
             y, x = draw(BATCH, LINKS, seed=seed).cuda(), draw(BATCH, 1, seed=seed + 9).cuda()
             y[0] *= 1e-3  # near the set
-            y.requires_grad_()
-            x.requires_grad_()
-            results = []
-            for layer in (mine, plain):
-                value = layer(y, x)
-                results.append([value, *torch.autograd.grad(value.square().sum(), [y, x])])
-            for a, b in zip(*results, strict=True):
-                assert_equal(a, b, 1e-8)
+            self.compare(mine, plain, y, x, 1e-8)
             assert "sparse" in mine.explain(y, x).system
 
     def test_samples_that_need_more_steps_get_them(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import Literal
 
 import pytest
 import torch
@@ -170,3 +172,27 @@ def test_a_pattern_is_analysed_once(device: str) -> None:
     pattern = Pattern.of(torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.5)
     assert kernel_systems(pattern) is kernel_systems(pattern)
     assert kernel_systems(pattern).normal is sparse_normal(pattern)
+
+
+@pytest.mark.parametrize("rows", ["active", "all"])
+def test_a_recording_freezes_samples_that_have_stopped(
+    monkeypatch: pytest.MonkeyPatch, device: str, rows: Literal["active", "all"]
+) -> None:
+    """It takes all steps with all samples, as this does on any device; the plain loop has the same result."""
+    width = lambda x: 0.05 + x.square().expand(-1, 69)  # noqa: E731
+    ties = lambda y, x: y[:, 1:].sin() + y[:, 1:] - y[:, :-1].square() / 2 - x  # noqa: E731
+    constraints = (sn.Nonlinear(ties, 69, lambda x: -width(x), width) & sn.Box(-0.3, 1.0)).to(device)
+    y, x = draw(4, 70, seed=1).to(device), 0.1 * draw(4, 1, seed=2).to(device)
+    y[0] *= 1e-3  # needs fewer steps than the others
+    y.requires_grad_()
+    x.requires_grad_()
+    found = []
+    for recorded in (True, False):
+        monkeypatch.setattr(sys.modules["snarenet.repair.loop.loop"], "tracing", lambda recorded=recorded: recorded)
+        solution = sn.repair(constraints, y, x, rows=rows, tol=1e-4, max_steps=60)
+        assert solution.converged.all()
+        assert solution.steps.min() < solution.steps.max()
+        found.append([solution.value, solution.steps, *torch.autograd.grad(solution.value.sin().sum(), [y, x])])
+        monkeypatch.setattr(launching, "supported", lambda tensor: False)
+    for a, b in zip(*found, strict=True):
+        assert_equal(a.double(), b.double(), 1e-9)

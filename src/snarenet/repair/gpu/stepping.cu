@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) adjoint(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
     real* length, real* scratch, int room, int refinements, double rounding, const bool* violated, const bool* moved,
-    int all, const real* level, int own, const real* v, real* p, real* q, real* e, real* box) {
+    const real* level, int own, const real* v, real* p, real* q, real* e, real* box) {
   const Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
   Sample of = sample_of(plan, shared, scratch, room, 0);

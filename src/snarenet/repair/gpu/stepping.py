@@ -74,7 +74,7 @@ class KernelSpace(OutputSpace):
         box = v.new_empty(len(v), self.first)
         factor.launch(
             "adjoint", False, factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
-            int(not self.active), *_level(step.damping, v), v, p, q, e, box, source="stepping",
+            *_level(step.damping, v), v, p, q, e, box, source="stepping",
         )  # fmt: skip
         w = torch.where(moved.unsqueeze(1), w, 0.0)
         change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
