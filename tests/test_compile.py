@@ -27,7 +27,7 @@ SETS = {
 
 def model(kind: str, **options) -> sn.ConstrainedModel:
     torch.manual_seed(0)
-    layer = sn.SnareLayer(SETS[kind](), **{"max_steps": 20, **options})
+    layer = sn.SnareLayer(SETS[kind](), **{"start": None, "max_steps": 20, **options})
     return sn.ConstrainedModel(sn.MLP(2, 6, width=8).double(), layer)
 
 
@@ -77,7 +77,7 @@ def test_inference_without_a_graph_break(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["constant", "quadratic"])
 def test_a_start_at_the_projection(kind: str) -> None:
-    m = model(kind, nearest=14, weights=WEIGHTS)
+    m = model(kind, start=sn.Nearest(14), weights=WEIGHTS)
     with torch.no_grad():
         actual = torch.compile(m, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-9)
@@ -115,7 +115,7 @@ def test_the_first_call_is_compiled() -> None:
     code = """
 import sys, torch, snarenet as sn
 assert "snarenet.repair.eager" not in sys.modules
-layer = sn.SnareLayer(sn.Nonlinear(lambda y, x: y.sin(), rows=3, upper=0.5), dtype=torch.float64)
+layer = sn.SnareLayer(sn.Nonlinear(lambda y, x: y.sin(), rows=3, upper=0.5), dtype=torch.float64, start=None)
 y = torch.linspace(-3, 3, 12, dtype=torch.float64).reshape(4, 3).requires_grad_()
 compiled = torch.compile(layer, backend="eager")
 values = [compiled(y, y)]

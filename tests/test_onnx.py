@@ -36,7 +36,7 @@ def run(layer: sn.SnareLayer, *inputs: Tensor, **options) -> list[Tensor]:
 
 def few_steps(constraints: sn.Constraints, weights: Tensor | None = None) -> sn.SnareLayer:
     return sn.SnareLayer(
-        constraints, sn.Annealed(0.1, 0.1), max_steps=4, rescue=False, on_failure="ignore", weights=weights
+        constraints, sn.Annealed(0.1, 0.1), max_steps=4, rescue=False, on_failure="ignore", weights=weights, start=None
     ).eval()
 
 
@@ -64,7 +64,7 @@ def test_a_batch_of_another_size() -> None:
 
 def test_a_start_at_the_projection() -> None:
     constraints = sn.Quadratic(torch.ones(1, 4), upper=1.0)
-    layer = sn.SnareLayer(constraints, max_steps=1, rescue=False, on_failure="ignore", nearest=8).eval()
+    layer = sn.SnareLayer(constraints, max_steps=1, rescue=False, on_failure="ignore", start=sn.Nearest(8)).eval()
     (found,) = run(layer, y)
     torch.testing.assert_close(found, y / y.norm(dim=1, keepdim=True).clamp(min=1), rtol=0, atol=1e-9)
 

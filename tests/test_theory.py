@@ -23,7 +23,7 @@ def merit(constraints: sn.Constraints, y: Tensor) -> Tensor:
 
 
 def after(constraints: sn.Constraints, y: Tensor, steps: int, damping: float) -> Tensor:
-    return sn.repair(constraints, y, damping=damping, rows="all", tol=0, max_steps=steps).value
+    return sn.repair(constraints, y, start=None, damping=damping, rows="all", tol=0, max_steps=steps).value
 
 
 @SETTINGS
@@ -36,11 +36,11 @@ def test_no_damping_and_full_row_rank_is_hardnet(seed: int, n: int, rows: int) -
     upper = lower + draw(4, rows, seed=seed + 3).abs()
     closed = y + (torch.relu(lower - y @ A.T) - torch.relu(y @ A.T - upper)) @ torch.linalg.pinv(A).T
     constraints = sn.Linear(A, lower=lower, upper=upper)
-    solution = sn.repair(constraints, y, damping=0.0, rows="all", tol=1e-9)
+    solution = sn.repair(constraints, y, start=None, damping=0.0, rows="all", tol=1e-9)
     assert solution.steps.max() <= 1
     torch.testing.assert_close(solution.value, closed, rtol=1e-8, atol=1e-8)
     nonlinear = sn.Nonlinear(lambda y, x: y @ A.T, rows=rows, lower=lower, upper=upper)  # the same without the spectrum
-    solution = sn.repair(nonlinear, y, damping=0.0, rows="all", tol=1e-9)
+    solution = sn.repair(nonlinear, y, start=None, damping=0.0, rows="all", tol=1e-9)
     torch.testing.assert_close(solution.value, closed, rtol=1e-6, atol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_more_damping_stays_closer(kind: str) -> None:
     )
     moved = []
     for damping in (0.0, 1.0, 10.0, 100.0):
-        solution = sn.repair(constraints, y, damping=damping, rows="all", tol=1e-6, max_steps=5000)
+        solution = sn.repair(constraints, y, start=None, damping=damping, rows="all", tol=1e-6, max_steps=5000)
         assert solution.converged.all()
         moved.append((solution.value - y).norm(dim=1).mean().item())
     assert moved == sorted(moved, reverse=True)

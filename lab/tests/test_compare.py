@@ -49,10 +49,11 @@ class TestSweep:
         assert job(relax_mode="train").name == job().name  # nothing is relaxed
         assert job(relax_mode="train", relaxation="adarel").name != job(relaxation="adarel").name
         # as ever: fields may be added
-        assert TrainingJob("nclp", sn.TrainConfig(keep="last")).name == "nclp-snare-seed0-163d291e1a"
+        first = sn.TrainConfig.from_dict({})  # the defaults of the first runs
+        assert TrainingJob("nclp", first).name == "nclp-snare-seed0-163d291e1a"
         paper = sn.TrainConfig.recipe("paper", "nclp", relax_mode="eval")
         assert TrainingJob("nclp", paper).name == "nclp-snare-seed0-51e2303b90"
-        assert TrainingJob("qcqp", sn.TrainConfig(lr=1e-3, seed=4, keep="last")).name == "qcqp-snare-seed4-b00cee5b43"
+        assert TrainingJob("qcqp", first.replace(lr=1e-3, seed=4)).name == "qcqp-snare-seed4-b00cee5b43"
 
     def test_done_work_is_not_done_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert sweep([job(), job(1)], tmp_path, quiet=True) == {}

@@ -75,12 +75,13 @@ DISK = Case(
     ),
     t([[3.0, 1.0], [0.2, 4.0], [0.1, -2.0]]),
     t([[0.3], [-0.2], [0.4]]),
-    {"rows": "active"},
+    {"start": None, "rows": "active"},
 )
-SHORT = replace(DISK, options={"tol": 1e-5, "dtype": torch.float32})
+SHORT = replace(DISK, options={"start": None, "tol": 1e-5, "dtype": torch.float32})
 POLYGON = Case(
     (Part("linear", 2, {"A": Datum(t([[1.0, 2.0], [1.0, -1.0]])), "upper": Datum(t([1.0, 0.5]), learned=True)}),),
     t([[3.0, 1.0], [0.2, 4.0], [3.0, -2.0]]),
+    options={"start": None},  # faults are planted in its steps
 )
 
 

@@ -18,7 +18,15 @@ from snarenet_lab.report.results import Cell, Results, Row, Sheet
 from snarenet_lab.report.results_page import read_results
 
 DOCS = Path(__file__).parents[2] / "docs"
-MADE = ("methods.md", "performance.md", "results.md")  # pages whose tables are all made
+MADE = (  # pages whose tables are all made
+    "control.md",
+    "forecasts.md",
+    "methods.md",
+    "performance.md",
+    "portfolios.md",
+    "power.md",
+    "results.md",
+)
 
 
 class TestThisRepository:

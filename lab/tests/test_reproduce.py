@@ -351,7 +351,7 @@ class TestReproduce:
     def test_golden(self, out: Path) -> None:
         """Coarse, since rounding differs from machine to machine."""
         nclp = rows_of(self.read(out, "nclp"))
-        assert mean(nclp["SnareNet, tol 1e-8", "best"], "gap_gmean") == pytest.approx(1.5076, rel=0.05)
+        assert mean(nclp["SnareNet, tol 1e-8", "best"], "gap_gmean") < 0.03  # it starts at typical solutions
         assert mean(nclp["HardNet", "parity"], "gap_max") == pytest.approx(2.4930, rel=0.05)
         cbf = self.read(out, "cbf")
         for box, golden in enumerate((9308.4, 9353.2)):

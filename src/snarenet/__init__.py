@@ -7,10 +7,10 @@ from snarenet.constraints import Box, Constraints, L1Ball, Linear, Nonlinear, Qu
 from snarenet.damping import Adaptive, Annealed, Constant, Damping
 from snarenet.layers import Layer, SnareLayer
 from snarenet.linalg import ConjugateGradients
-from snarenet.model import MLP, ConstrainedModel
+from snarenet.model import MLP, ConstrainedModel, Units
 from snarenet.problems import Problem
 from snarenet.relaxation import AdaptiveRelaxation
-from snarenet.repair import Explanation, explain, repair
+from snarenet.repair import Explanation, Nearest, explain, repair
 from snarenet.repair.conflict import Conflict
 from snarenet.solution import PrecisionWarning, RepairError, RepairWarning, Solution, Status
 from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate, load_model
@@ -36,6 +36,7 @@ __all__ = [
     "L1Ball",
     "Layer",
     "Linear",
+    "Nearest",
     "Nonlinear",
     "PrecisionWarning",
     "Problem",
@@ -51,6 +52,7 @@ __all__ = [
     "Status",
     "TrainConfig",
     "Trainer",
+    "Units",
     "evaluate",
     "explain",
     "layers",

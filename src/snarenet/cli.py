@@ -25,9 +25,9 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from snarenet.constraints import Constraints, Nonlinear
 from snarenet.layers import METHODS
-from snarenet.problems import Problem, load, names
+from snarenet.problems import ACOPF, MPC, Problem, load, names
 from snarenet.problems.base import Split
-from snarenet.reference import Reference, solve
+from snarenet.reference import Reference, overlooked, solve
 from snarenet.repair import repair
 from snarenet.report.evaluation import evaluation_table
 from snarenet.report.figures import draw_repair_paths
@@ -38,7 +38,13 @@ from snarenet.training import tensorboard as write_tensorboard
 Engine = Annotated[
     Literal["ipopt", "clarabel", "slsqp", "gurobi", "none"], arg(help="reference solver; none for no gap")
 ]
-_NO_SIZES: dict[str, int] = {}
+Size = int | float | str
+_NO_SIZES: dict[str, Size] = {}
+_DEMOS: dict[str, tuple[dict[str, Size], int]] = {  # sizes and epochs for a few minutes on two cores
+    "nclp": ({}, 60),
+    "acopf": ({"case": "30_ieee", "instances": 1200}, 20),
+    "mpc": ({"horizon": 20, "instances": 2400}, 20),
+}
 Device = Annotated[str, arg(help="where to train: auto, cpu, cuda, cuda:1 ...")]
 
 LAB = ("compare", "reproduce", "bench", "fuzz")  # commands of snarenet-lab
@@ -52,7 +58,7 @@ def train(
     out: Annotated[Path | None, arg(help="run folder; runs/PROBLEM-TIME unless given")] = None,
     resume: Annotated[Path | None, arg(help="go on with the run in this folder")] = None,
     sizes: Annotated[
-        dict[str, int], arg(help="sizes of the problem, as in: --sizes inequalities 100 box 2")
+        dict[str, Size], arg(help="sizes of the problem, as in: --sizes inequalities 100, or: --sizes case 57_ieee")
     ] = _NO_SIZES,
     engine: Engine = "ipopt",
     device: Device = "auto",
@@ -105,23 +111,44 @@ def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of 
 
 def demo(
     out: Annotated[Path, arg(help="folder for the run, its report and the figure")] = Path("demo"),
-    epochs: Annotated[int, arg(help="epochs of training")] = 60,
-    sizes: Annotated[dict[str, int], arg(help="sizes of the NCLP problem")] = _NO_SIZES,
+    problem: Annotated[Literal["nclp", "acopf", "mpc"], arg(help="the paper's first, a grid, a vehicle")] = "nclp",
+    epochs: Annotated[int | None, arg(help="epochs of training; by the problem unless given")] = None,
+    sizes: Annotated[dict[str, Size], arg(help="sizes of the problem")] = _NO_SIZES,
     seed: Annotated[int, arg(help="seed of training and of the random predictions")] = 0,
 ) -> None:
-    """Draw a repair on two disks; train NCLP, compare it with IPOPT, and write a report.
+    """Draw what a repair does; train a problem, compare it with IPOPT, and write a report.
 
-    NCLP has 100 variables, 50 linear inequalities, 50 equalities and a non-convex objective: the paper's first problem.
+    NCLP has 100 variables, 50 linear inequalities, 50 equalities and a non-convex objective; the figure is of two
+    disks. `acopf` is optimal power flow on 30 buses, `mpc` the plan of a vehicle around an ellipse.
     """
-    problem = _load("nclp", sizes, "cpu")
-    config = TrainConfig.recipe("best", "nclp", epochs=epochs, seed=seed)
-    figure = draw_demo(out / "two_disks.png", seed)
-    run_folder = _unused(out / "nclp")
-    trainer = Trainer(config, run_folder, reference=_objective(find_reference(problem, "valid", "ipopt")))
-    run = trainer.fit(config.build(problem), problem)
-    _evaluate(run, problem, "test", config.test_tol, "ipopt")
-    say(f"How a repair moves: {figure}")
+    small, most = _DEMOS[problem]
+    family = _load(problem, small | sizes, "cpu")
+    config = TrainConfig.recipe("best", problem, epochs=most if epochs is None else epochs, seed=seed)
+    figure = draw_demo(out / "two_disks.png", seed) if problem == "nclp" else None
+    trainer = Trainer(config, _unused(out / problem), reference=_objective(find_reference(family, "valid", "ipopt")))
+    run = trainer.fit(config.build(family), family)
+    _evaluate(run, family, "test", config.test_tol, "ipopt")
+    say(f"How a repair moves: {figure or _draw_scene(run, family)}")
     say(f"The report is {write_report(run.path)}")
+
+
+def _draw_scene(run: Run, problem: Problem) -> Path:
+    """A grid before and after the repair, or plans beside IPOPT's."""
+    from snarenet.report.scenes import draw_grid, draw_plans
+
+    x = problem.split("test")[:12]
+    with torch.no_grad():
+        solution = run.load_model(problem).solve(x)
+    if isinstance(problem, ACOPF):
+        picture = draw_grid(problem, {"prediction": solution.raw[0], "repaired": solution.value[0]}, x[0])
+    else:
+        assert isinstance(problem, MPC)
+        best = solve(problem, x, workers=1).value
+        ways = {"network": solution.raw, "repaired": solution.value, "IPOPT": best}
+        picture = draw_plans(problem, {name: problem.paths(y, x) for name, y in ways.items()})
+    file = run.path / "scene.svg"
+    file.write_text(picture.svg)
+    return file
 
 
 def draw_demo(file: Path, seed: int) -> Path:
@@ -132,7 +159,7 @@ def draw_demo(file: Path, seed: int) -> Path:
         upper=2.25,
     )
     predictions = 2 * torch.randn(24, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    paths = torch.stack([repair(disks, predictions, max_steps=k).value for k in range(25)])
+    paths = torch.stack([repair(disks, predictions, start=None, max_steps=k).value for k in range(25)])
     draw_repair_paths(disks, paths, file, "Repair onto the intersection of two disks")
     return file
 
@@ -153,6 +180,18 @@ def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str)
     )
     run.save_evaluation(*found)
     Console().print(evaluation_table([(problem.name, found.summary)]))
+    if found.summary["infeasible"]:
+        say(_about_infeasible(problem, split, None if reference is None else engine))
+
+
+def _about_infeasible(problem: Problem, split: Split, engine: str | None) -> str:
+    """What is said of inputs that were left out, confirmed by the reference solver if there is one."""
+    count = len(problem.infeasible(split))
+    said = f"{count} of {count + len(problem.split(split))} instances have no feasible point and are left out"
+    if engine is None:
+        return said
+    missed = overlooked(problem, split, engine)
+    return f"{said}, though {engine} finds one for {missed}" if missed else f"{said}; {engine} finds none either"
 
 
 def _leads() -> bool:
@@ -160,7 +199,7 @@ def _leads() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _load(name: str, sizes: dict[str, int], device: str) -> Problem:
+def _load(name: str, sizes: dict[str, Size], device: str) -> Problem:
     return load(name, **sizes).to(find_device(device))
 
 

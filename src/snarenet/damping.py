@@ -12,7 +12,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -169,13 +169,17 @@ def _exact(number: float, like: Tensor) -> float | Tensor:
     return torch.tensor(number, dtype=like.dtype, device=like.device) if to_onnx() else number
 
 
-def as_damping(value: float | Damping) -> Damping:
-    """`value` as a rule; a plain number means `Constant`."""
+def as_damping(value: float | Damping | Literal["auto"]) -> Damping | Literal["auto"]:
+    """`value` as a rule; a plain number means `Constant`, and "auto" is whatever suits the start."""
     if isinstance(value, Damping):
         return value
+    if value == "auto":
+        return "auto"
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Constant(value)
-    raise TypeError(f"`damping` must be a number, Constant, Annealed or Adaptive, but got {type(value).__name__}")
+    raise TypeError(
+        f"`damping` must be 'auto', a number, Constant, Annealed or Adaptive, but got {type(value).__name__}"
+    )
 
 
 @functools.lru_cache(maxsize=64)

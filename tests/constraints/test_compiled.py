@@ -41,7 +41,7 @@ def repaired(constraints: sn.Constraints, batch: int) -> list[Tensor | None]:
     """The value, and the gradients of a function of it in y and x."""
     y, x = draw(batch, seed=batch)
     leaves = [y.requires_grad_(), *(t.requires_grad_() for t in x.values())]
-    solution = sn.repair(constraints, y, x)
+    solution = sn.repair(constraints, y, x, start=None)
     assert bool(solution.converged.all())
     return [solution.value.detach(), *torch.autograd.grad(solution.value.sin().sum(), leaves)]
 
@@ -111,7 +111,7 @@ class TestSame:
     def test_inside_another_program(self) -> None:
         """A layer that is compiled whole has the function in its own graph."""
         ring = sn.Nonlinear(lambda y, x: y.norm(dim=1, keepdim=True), rows=1, lower=1.0, upper=2.0, compile=True)
-        layer = sn.SnareLayer(ring, max_steps=3, on_failure="ignore", rescue=False)
+        layer = sn.SnareLayer(ring, start=None, max_steps=3, on_failure="ignore", rescue=False)
         y = 3 * draw(3)[0][:, :3]
         with torch.no_grad():
             found = torch.compile(layer, fullgraph=True, backend="eager")(y)
@@ -288,8 +288,9 @@ class TestAsked:
                 assert str(constraints.compiled) == "compiled"
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_lengths_of_rows_by_the_compiled_pullback(by_rows: bool) -> None:
+def test_lengths_of_rows_by_the_compiled_pullback(by_rows: bool, scaled: bool) -> None:
     """Their gradient is that of autograd, whichever side of J has the fewer colours."""
 
     def columns(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -308,8 +309,9 @@ def test_lengths_of_rows_by_the_compiled_pullback(by_rows: bool) -> None:
     assert map.pattern is not None
     assert map.structure.colouring(70).by_rows is by_rows
     weights, at = torch.rand(3, count, dtype=F64, generator=generator), y.clone().requires_grad_()
-    (expected,) = torch.autograd.grad((weights * map.row_norms(at)).sum(), at)
+    scale = 0.5 + torch.rand(70, dtype=F64, generator=generator) if scaled else None
+    (expected,) = torch.autograd.grad((weights * map.row_norms(at, scale)).sum(), at)
     with torch.no_grad():
-        found = map.of_y_alone()._compiled_norms(y, weights)  # pyright: ignore[reportAttributeAccessIssue]
+        found = map.of_y_alone()._compiled_norms(y, weights, scale)  # pyright: ignore[reportAttributeAccessIssue]
     assert str(constraints.compiled) == "compiled"
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

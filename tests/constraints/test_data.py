@@ -71,7 +71,7 @@ y = draw(4, 3, seed=1)
         (lambda: sn.SnareLayer(sn.Box(0.0, 1.0), max_steps=1.5), ValueError, "`max_steps` must be"),
         (lambda: sn.SnareLayer(sn.Box(0.0, 1.0), solver="magic"), ValueError, "`solver` must be"),
         (lambda: sn.SnareLayer(sn.Box(0.0, 1.0), store_factors="no"), ValueError, "`store_factors` must be"),
-        (lambda: sn.SnareLayer(sn.Box(0.0, 1.0), damping="fast"), TypeError, "`damping` must be a number"),
+        (lambda: sn.SnareLayer(sn.Box(0.0, 1.0), damping="fast"), TypeError, "`damping` must be 'auto', a number"),
         (lambda: sn.MLP(0, 3), ValueError, "`inputs` must be at least 1"),
         (lambda: sn.problems.load("nlcp"), ValueError, "did you mean 'nclp'"),
         (lambda: sn.problems.load("zzz"), ValueError, "must be one of nclp, qcqp"),

@@ -35,7 +35,7 @@ def test_a_given_jacobian_is_evaluated_once_a_step(damping: sn.Annealed | sn.Ada
     constraints = sn.Nonlinear(lambda y, x: chain(y).repeat(1, size), 4 * size, upper=0.1,
                                jacobian=lambda y, x: counted(y).repeat(1, size, 1))  # fmt: skip
     y = draw(1, 5, seed=1, scale=2).requires_grad_()
-    solution = sn.repair(constraints, y, damping=damping)
+    solution = sn.repair(constraints, y, start=None, damping=damping)
     steps = int(solution.steps)
     assert solution.converged.all()
     assert steps > 3

@@ -172,6 +172,32 @@ class TestModel:
         assert [type(layer) for layer in net] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout] * 2 + [nn.Linear]
 
 
+class TestUnits:
+    def test_of_data(self) -> None:
+        x = torch.tensor([[1.0, 5.0, 0.1], [3.0, 5.0, 0.1]], dtype=torch.float64)
+        units = sn.Units.of(x, torch.tensor([[2.0, 7.0], [8.0, 7.0]], dtype=torch.float64))
+        assert units.into(x).tolist() == [[-1.0, 5.0, 0.1], [1.0, 5.0, 0.1]]  # constants are left alone
+        assert units.back(torch.ones(1, 2, dtype=torch.float64)).tolist() == [[8.0, 8.0]]
+        series = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))  # histories: (B, time, d)
+        seen = sn.Units.of(series, x).into(series)
+        assert seen.mean().abs() < 1e-6
+        assert not list(units.parameters())
+
+    def test_in_a_model(self) -> None:
+        """Inputs that differ by little and outputs about a large one keep their digits in a float32 network."""
+        x = 1e6 + torch.linspace(-1, 1, 50, dtype=torch.float64).unsqueeze(1) * 1e-3
+        y = 1e4 + torch.linspace(-1, 1, 50, dtype=torch.float64).unsqueeze(1) * 1e-4
+        net = torch.nn.Linear(1, 1)
+        torch.nn.init.ones_(net.weight)
+        torch.nn.init.zeros_(net.bias)
+        model = sn.ConstrainedModel(net, sn.SnareLayer(sn.Box(0.0, 2e4)), sn.Units.of(x, y))
+        torch.testing.assert_close(model(x), y, rtol=0, atol=1e-9)
+        assert model(x).dtype == torch.float64
+        again = sn.ConstrainedModel(torch.nn.Linear(1, 1), model.layer, sn.Units.of(y, x))
+        again.load_state_dict(model.state_dict())
+        assert torch.equal(again(x), model(x))
+
+
 def _worker(rank: int, store: str, results: str) -> None:
     """One of two processes of data-parallel training: its half of the batch, and the averaged gradients."""
     torch.set_num_threads(1)

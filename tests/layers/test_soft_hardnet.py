@@ -50,7 +50,7 @@ class TestSoft:
         layer = SoftLayer(constraints(), project=True, tol=1e-9)
         assert torch.equal(layer(Y, X), Y)
         projected = layer.eval().solve(Y, X)
-        assert torch.equal(projected.value, sn.repair(constraints(), Y, X, tol=1e-9, rescue=True).value)
+        assert torch.equal(projected.value, sn.repair(constraints(), Y, X, start=None, tol=1e-9, rescue=True).value)
         assert projected.violation.max() <= 1e-9
 
     def test_a_projection_that_fails_is_reported(self) -> None:
@@ -79,7 +79,7 @@ class TestHardNet:
     def test_one_undamped_step_of_the_repair(self) -> None:
         y, x = Y.clone().requires_grad_(), X.clone().requires_grad_()
         ours = HardNetLayer(constraints())(y, x)
-        step = sn.repair(constraints(), y, x, damping=0, rows="all").value
+        step = sn.repair(constraints(), y, x, start=None, damping=0, rows="all").value
         assert_equal(ours, step, 1e-11)
         for actual, expected in zip(gradients(ours, [y, x]), gradients(step, [y, x]), strict=True):
             assert_equal(actual, expected, 1e-11)
@@ -163,7 +163,7 @@ class TestHardNetPlusPlus:
     def test_it_is_the_repair(self) -> None:
         for family in (constraints(), moving(), disk()):
             options = {"damping": 0.3, "rows": "all", "tol": 1e-8, "max_steps": 500}
-            assert torch.equal(hardnet_plus_plus(family)(Y, X), sn.repair(family, Y, X, **options).value)
+            assert torch.equal(hardnet_plus_plus(family)(Y, X), sn.repair(family, Y, X, start=None, **options).value)
 
     def test_formula(self) -> None:
         """Fixed steps y <- y - J'(JJ' + 0.3 I)^-1 v, written out, and their gradient."""

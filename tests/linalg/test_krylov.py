@@ -72,7 +72,7 @@ def test_known_row_lengths_are_exact() -> None:
     constraints = sn.Quadratic(H, G, upper=0.1) & sn.Linear(A, upper=-0.5) & sn.Quadratic(whole, G[:2], upper=3.0)
     y = draw(5, 8, seed=5, scale=2)
     options = {"rows": "active", "tol": 0, "max_steps": 6}
-    direct = sn.repair(constraints, y, **options).value
+    direct = sn.repair(constraints, y, start=None, **options).value
     free = sn.repair(constraints, y, solver=sn.ConjugateGradients(tol=1e-14), **options).value
     torch.testing.assert_close(free, direct, rtol=0, atol=1e-9)
 

@@ -65,7 +65,7 @@ def small_model(problem: sn.problems.CBF, bias: float = 0.0) -> sn.ConstrainedMo
         for i, parameter in enumerate(net.parameters()):
             parameter.copy_(draw(*parameter.shape, seed=i, scale=0.3))
         net[-1].bias[1] += bias  # of the turn: the barriers hardly limit it
-    return sn.ConstrainedModel(net, sn.SnareLayer(problem.constraints, tol=1e-10))
+    return sn.ConstrainedModel(net, sn.SnareLayer(problem.constraints, tol=1e-10, start=None))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_nominal_controller_is_the_papers_and_collides(box: int, objective: 
 def test_the_repaired_controller_is_safe() -> None:
     problem = sn.problems.load("cbf", box=2)
     x, model = problem.split("test"), problem.nominal()
-    model.layer = sn.SnareLayer(problem.constraints, tol=1e-6, on_failure="raise")
+    model.layer = sn.SnareLayer(problem.constraints, tol=1e-6, start=None, on_failure="raise")
     with torch.no_grad():
         out = problem.run(model, x)
     assert out.converged.all()

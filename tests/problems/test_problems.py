@@ -42,7 +42,7 @@ def test_qcqp(inequalities: int, G: str, H: str, h: list[float]) -> None:
     torch.testing.assert_close(quadratic.limit.upper[:3], torch.tensor(h, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in sn.problems.names() if name != "cbf"])
+@pytest.mark.parametrize("name", ["nclp", "qcqp", "ncqcqp", "ncqcqp-fast", "ncqcqp-hard"])
 def test_every_optimisation_family(name: str) -> None:
     problem = sn.problems.load(name)
     assert [len(problem.split(name)) for name in ("train", "valid", "test")] == [8334, 833, 833]

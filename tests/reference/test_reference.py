@@ -121,38 +121,82 @@ def test_low_rank_plus_a_diagonal(engine: str) -> None:
     torch.testing.assert_close(result.value[0], -inverse / (p @ inverse).sqrt(), rtol=0, atol=1e-6)
 
 
-def test_functions_of_the_user_go_through_slsqp() -> None:
+@pytest.mark.parametrize("engine", ["ipopt", "slsqp"])
+def test_functions_of_the_user(engine: str) -> None:
     problem = Ring()
     x = problem.inputs
-    with pytest.raises(ValueError, match=r"cannot read the problem 'Ring': .*use engine=\"slsqp\""):
-        here(problem, x, "ipopt")
-    result = here(problem, x, "slsqp", starts=4, workers=2)
+    with pytest.raises(ValueError, match=r"cannot read the problem 'Ring': .*use engine=\"ipopt\""):
+        here(problem, x, "clarabel")
+    result = here(problem, x, engine, starts=4, workers=2)
     assert result.ok.all()
     radius = x.norm(dim=1, keepdim=True)
     torch.testing.assert_close(result.value, x / radius * radius.clamp(1, 2), rtol=0, atol=1e-6)
 
 
-def test_matrices_that_depend_on_x_go_through_slsqp() -> None:
+@pytest.mark.parametrize("engine", CONVEX)
+def test_matrices_that_depend_on_x(engine: str) -> None:
     """min 1/2 |y|^2 + p'y over x'y = 1."""
     p, x = draw(4, seed=1), draw(5, 4)
     problem = Simple(sn.Linear(lambda x: x[:, None], equals=torch.ones(1)), p, x)
-    with pytest.raises(
-        ValueError, match="its set `Linear` is not linear or quadratic in y, with matrices that all x share"
-    ):
-        here(problem, x)
     expected = (1 + x @ p)[:, None] * x / x.square().sum(1, keepdim=True) - p
-    torch.testing.assert_close(here(problem, x, "slsqp").value, expected, rtol=0, atol=1e-6)
+    result = here(problem, x, engine, workers=2 if engine == "clarabel" else 1)
+    assert result.ok.all()
+    torch.testing.assert_close(result.value, expected, rtol=0, atol=1e-6)
 
 
-def test_an_objective_that_is_overridden_is_not_read_as_separable() -> None:
+@pytest.mark.parametrize("engine", CONVEX)
+def test_quadratic_rows_that_depend_on_x(engine: str) -> None:
+    """min p'y over y'(F F' + D) y <= 1 with an F of its own for every x, by factors and written out."""
+    x, D, p = draw(3, 8), draw(4, seed=1).abs() + 0.5, draw(4, seed=2)
+    F = x.reshape(3, 4, 2)
+    inverse = torch.linalg.solve(F @ F.mT + D.diag(), p.expand(3, 4))
+    expected = -inverse / (inverse @ p).sqrt().unsqueeze(1)
+    factors = lambda x: x.reshape(-1, 4, 2)  # noqa: E731
+    for risk in (
+        sn.Quadratic(factor=factors, diagonal=D, upper=1.0),
+        sn.Quadratic(factor=factors, diagonal=D - 0.5, upper=lambda x: x[:, :1] * 0 + 1, G=0.5 * p[None]),
+        sn.Quadratic(lambda x: (factors(x) @ factors(x).mT + D.diag())[:, None], upper=1.0),
+    ):
+        result = here(Simple(risk, p, x, square=0.0), x, engine)
+        assert result.ok.all()
+        if risk.G is None or not risk.factored:
+            torch.testing.assert_close(result.value, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", CONVEX)
+def test_a_ball_of_sums_has_a_closed_form(engine: str) -> None:
+    """min 1/2 |y - x|^2 over |y - c|_1 <= r(x) moves all differences by one threshold; two balls hold at once."""
+
+    class Nearest(Simple):
+        typical = torch.ones(5, dtype=torch.float64)  # a start knows nothing of the variables that lift a ball
+
+        def slope(self, x: Tensor) -> Tensor:
+            return -x
+
+        def offset(self, x: Tensor) -> Tensor:
+            return x.square().sum(1) / 2
+
+    x, c = draw(4, 5, scale=2.0), draw(5, seed=1)
+    ball = sn.L1Ball(c, lambda x: x[:, :1].abs() + 0.2)
+    problem = Nearest(ball & sn.L1Ball(0.0, 100.0), torch.zeros(5, dtype=torch.float64), x)
+    result = here(problem, x, engine, starts=2)
+    assert result.ok.all()
+    assert result.value.shape == (4, 5)
+    torch.testing.assert_close(result.value, sn.repair(ball, x, x, tol=1e-12).value, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.objective, (result.value - x).square().sum(1) / 2)
+
+
+@pytest.mark.parametrize("engine", ["ipopt", "slsqp"])
+def test_an_objective_that_is_overridden_is_not_read_as_separable(engine: str) -> None:
     class Other(Simple):
         def objective(self, y: Tensor, x: Tensor) -> Tensor:
             return (y - 0.5).square().sum(1)
 
     problem = Other(sn.Box(-1.0, torch.ones(3)), draw(3), draw(2, 1))
     with pytest.raises(ValueError, match="objective is not the one of `Separable`"):
-        here(problem)
-    torch.testing.assert_close(here(problem, problem.inputs, "slsqp").value, torch.full((2, 3), 0.5).double())
+        here(problem, engine="clarabel")
+    found = here(problem, problem.inputs, engine)
+    torch.testing.assert_close(found.value, torch.full((2, 3), 0.5).double(), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ CG = {"solver": sn.ConjugateGradients()}
 SETS: dict[str, tuple[Callable[[], tuple[sn.Constraints, Tensor, Any]], dict[str, Any]]] = {
     "nclp": (lambda: family("nclp"), {}),
     "nclp, active rows": (lambda: family("nclp"), {"rows": "active"}),
-    "nclp, nearest": (lambda: family("nclp"), {"nearest": 20}),
+    "nclp, nearest": (lambda: family("nclp"), {"start": sn.Nearest(20)}),
     "qcqp": (lambda: family("qcqp"), {}),
-    "qcqp, nearest": (lambda: family("qcqp"), {"nearest": 20}),
+    "qcqp, nearest": (lambda: family("qcqp"), {"start": sn.Nearest(20)}),
     "ncqcqp": (lambda: family("ncqcqp"), {"rescue": True}),
     "cbf": (lambda: family("cbf"), {}),
     "simplex": (lambda: made(sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 6), equals=1.0), 6), {}),
@@ -116,10 +116,11 @@ def check(explanation: sn.Explanation, ran: list[tuple[Engine, Batch]]) -> None:
 def test_the_engine_that_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, options = SETS[name]
     constraints, y, x = build()
+    options = {"start": None, **options}
     explanation = sn.explain(constraints, y, x, **options)
     ran = ran_for(monkeypatch)
     sn.repair(constraints, y, x, **options)
-    if "nearest" not in options:  # which begins elsewhere, with other rows in use
+    if options["start"] is None:  # else it begins elsewhere, with other rows in use
         check(explanation, ran)
     assert explanation.advice == ()
     assert explanation.rows == ran[0][1].lower.shape[1]
@@ -131,9 +132,9 @@ def test_the_engine_that_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernels(monkeypatch, "cpu")
     constraints, y, x = family(name)
-    explanation = sn.explain(constraints, y, x)
+    explanation = sn.explain(constraints, y, x, start=None)
     ran = ran_for(monkeypatch)
-    sn.repair(constraints, y, x)
+    sn.repair(constraints, y, x, start=None)
     assert not isinstance(ran[0][0], Loop)
     check(explanation, ran)
 
@@ -201,26 +202,34 @@ def test_a_declared_pattern_and_a_jacobian_of_ones_own() -> None:
     assert part.jacobian == "dense J, by your `jacobian`"
 
 
+ADMM, ACTIVE_SET = "iterations of ADMM: all rows are linear", "iterations of an active-set method: all Hessians are"
+
+
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "auto"),
     [
-        ("nclp, nearest", "near the projection onto all rows, by 20 iterations of ADMM"),
-        ("qcqp, nearest", "at the projection onto all rows, by up to 20 iterations of an active-set method"),
+        ("nclp", f"near the projection onto all rows, by 20 {ADMM}", f", by 35 {ADMM}"),
+        ("qcqp", f"at the projection onto all rows, by up to 20 {ACTIVE_SET}", f", by up to 26 {ACTIVE_SET}"),
+        ("function", "at the projection onto all rows, by a repair and up to 20 interior-point steps", "up to 20 int"),
+        ("matrix-free", "at the prediction: without matrices", "at the prediction: a projection needs matrices"),
     ],
 )
-def test_the_start(name: str, text: str) -> None:
+def test_the_start(name: str, text: str, auto: str) -> None:
     build, options = SETS[name]
     constraints, y, x = build()
-    assert sn.explain(constraints, y, x, **options).start == text
-    assert sn.explain(constraints, y, x).start == "at the prediction"
+    assert sn.explain(constraints, y, x, **{**options, "start": sn.Nearest(20)}).start.startswith(text)
+    assert auto in sn.explain(constraints, y, x, **options).start
+    assert sn.explain(constraints, y, x, **{**options, "start": None}).start == "at the prediction"
 
 
 def test_the_start_beside_functions() -> None:
     y = draw(3, SIZE)
     mixed = sn.Linear(draw(2, SIZE), upper=0.0) & wave()
-    assert sn.explain(mixed, y, nearest=5).start.startswith("at the projection onto all rows, by a repair and up to 5")
-    assert "2 constant rows of 81" in sn.explain(mixed, y, nearest=5, **CG).start
-    assert sn.explain(wave(), y, nearest=5, **CG).start.startswith("at the prediction: without matrices")
+    assert sn.explain(mixed, y, start=sn.Nearest(5)).start.startswith(
+        "at the projection onto all rows, by a repair and up to 5"
+    )
+    assert "2 constant rows of 81" in sn.explain(mixed, y, start=sn.Nearest(5), **CG).start
+    assert sn.explain(wave(), y, start=sn.Nearest(5), **CG).start.startswith("at the prediction: without matrices")
 
 
 def test_why() -> None:
@@ -419,8 +428,6 @@ def test_errors() -> None:
         sn.explain(wave(), draw(0, SIZE))
     with pytest.raises(TypeError, match="dampening"):
         sn.explain(wave(), draw(2, SIZE), dampening=1.0)
-    with pytest.raises(ValueError, match="`nearest` is 0"):
-        sn.explain(wave(), draw(2, SIZE), weights=torch.ones(SIZE), weigh="nearest")
     with pytest.raises(ValueError, match=r"shape \(B, 80\)"):
         sn.explain(sn.Linear(A, upper=0.5), draw(2, 7))
 

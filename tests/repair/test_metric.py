@@ -97,7 +97,7 @@ def test_gradients_of_what_is_learned() -> None:
     def run(y: Tensor, H: Tensor, G: Tensor, whole: Tensor, C: Tensor, F: Tensor, bound: Tensor) -> Tensor:
         sets = sn.Quadratic(H, G, upper=bound) & sn.Quadratic(whole, upper=1.0) & sn.Linear(C, upper=bound)
         sets = sets & sn.Quadratic(factor=F, upper=2 * bound) & sn.Box(-1 - bound, 1 + bound)
-        found = sn.repair(sets, y, weights=W, damping=sn.Annealed(30.0, 0.9), max_steps=28, rescue=True)
+        found = sn.repair(sets, y, start=None, weights=W, damping=sn.Annealed(30.0, 0.9), max_steps=28, rescue=True)
         assert (found.steps > 28).any()
         assert (found.steps < 28).any()
         assert found.converged.all()
@@ -150,7 +150,7 @@ def test_statuses() -> None:
     ok, stalled, broken = sn.Status.CONVERGED, sn.Status.STALLED, sn.Status.NONFINITE
     assert solution.status.tolist() == [ok, broken, stalled, ok, ok]
     assert_equal(solution.violation[2], torch.tensor(1.0).double(), 1e-6)  # the least that there is
-    few = sn.repair(SETS["diagonal"](), Y, X, weights=W, max_steps=1)
+    few = sn.repair(SETS["diagonal"](), Y, X, start=None, weights=W, max_steps=1)
     assert (few.status == sn.Status.MAX_STEPS).all()
 
 
@@ -162,7 +162,7 @@ def test_the_rescue_has_the_same_metric(scaled: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "choose", lambda options, *rest: first(replace(options, max_steps=0), *rest))
     monkeypatch.setattr(module, "attempts", lambda *_: (Attempt(scaled=scaled),))
     constraints = sn.Nonlinear(function, 3, lower=-0.5, upper=0.5) & sn.Box(-4.0, 4.0)
-    plain, weighed = (sn.repair(constraints, Y, X, weights=w, rescue=True) for w in (None, weights))
+    plain, weighed = (sn.repair(constraints, Y, X, start=None, weights=w, rescue=True) for w in (None, weights))
     for solution in (plain, weighed):
         assert solution.converged.all()
         assert (solution.steps > 0).any()
@@ -174,6 +174,7 @@ def test_the_rescue_has_the_same_metric(scaled: bool, monkeypatch: pytest.Monkey
 def test_without_matrices(kind: str) -> None:
     options: dict[str, Any] = {
         "damping": sn.Annealed(floor=1e-3, relative=False), "rows": "active", "tol": 0, "max_steps": 5, "weights": W,
+        "start": None,
     }  # fmt: skip
     free, direct = (
         sn.repair(SETS[kind](), Y, X, solver=solver, **options).value
@@ -232,7 +233,6 @@ def test_explained() -> None:
         SETS["box"](), Y, X, weights=W, rescue=True
     )
     assert sn.explain(SETS["box"](), Y, X).metric == ""
-    assert sn.explain(SETS["box"](), Y, X, weights=W, nearest=3, weigh="nearest").metric == ""
 
 
 def test_a_layer_has_them() -> None:
@@ -262,5 +262,3 @@ def test_bad_ones_are_refused(weights: Any, words: str) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             call()
-    with pytest.raises(ValueError, match="`weigh` must be 'all' or 'nearest'"):
-        sn.repair(SETS["constant"](), Y, X, weights=W, weigh="start")

@@ -94,7 +94,7 @@ class TestRule:
             assert solution.describe() == "all 256 samples converged."
 
     def test_more_than_rounding_is_not_excused(self) -> None:
-        solution = sn.repair(SETS["linear"](), Y.float(), X.float(), max_steps=3)
+        solution = sn.repair(SETS["linear"](), Y.float(), X.float(), start=None, max_steps=3)
         assert (solution.status == sn.Status.MAX_STEPS).all()
         assert not solution.allowance.any()
         assert solution.violation.min() > 1e-4
@@ -305,7 +305,7 @@ def test_what_a_repair_aims_at() -> None:
 def test_a_compiled_repair_is_judged_alike(kind: str) -> None:
     """It cannot look at who needs an allowance, and computes it for all."""
     torch._dynamo.reset()
-    layer = sn.SnareLayer(SETS[kind](), max_steps=30, on_failure="ignore")
+    layer = sn.SnareLayer(SETS[kind](), start=None, max_steps=30, on_failure="ignore")
     with torch.no_grad():
         plain = layer.solve(Y.float(), X.float())
         found = torch.compile(layer.solve, fullgraph=True, backend="eager")(Y.float(), X.float())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ from snarenet.repair.options import Options
 from snarenet.repair.repair import repair_with
 from snarenet.testing import assert_equal, draw, gradients
 
+repair = partial(sn.repair, start=None)  # the steps by themselves; where else they begin is tested in start/
+
 
 def space_of(constraints: sn.Constraints, y: Tensor, x=None, rows="auto", krylov=None):
     engine = choose(Options(rows=rows, solver=krylov or "auto"), Memo(), constraints.at(y, x), y).engine
@@ -48,13 +51,13 @@ def two_disks() -> sn.Nonlinear:
 class TestExample1:
     def test_from_the_papers_prediction(self) -> None:
         """(-1, 0) breaks one disk, and the projection of g onto its bounds has no preimage."""
-        solution = sn.repair(two_disks(), torch.tensor([[-1.0, 0.0]], dtype=torch.float64))
+        solution = repair(two_disks(), torch.tensor([[-1.0, 0.0]], dtype=torch.float64))
         assert solution.converged.all()
         torch.testing.assert_close(solution.value, torch.tensor([[-0.5, 0.0]], dtype=torch.float64), rtol=0, atol=1e-8)
 
     def test_from_everywhere(self) -> None:
         grid = torch.cartesian_prod(*[torch.linspace(-5, 5, 41, dtype=torch.float64)] * 2)
-        solution = sn.repair(two_disks(), grid, tol=1e-10)
+        solution = repair(two_disks(), grid, tol=1e-10)
         assert solution.converged.all()
         assert two_disks().violation(solution.value).max() <= 1e-10
 
@@ -117,14 +120,14 @@ class TestStructure:
         monkeypatch.setattr(torch.linalg, "svd", lambda *a, **k: calls.append(1) or svd(*a, **k))
         constraints = sn.Linear(self.A.float(), upper=1.0)  # even where A must be cast
         for _ in range(3):
-            sn.repair(constraints, self.y)
+            repair(constraints, self.y)
         assert len(calls) == 1
         constraints.A.copy_(constraints.A.clone())  # written to, but not changed
-        sn.repair(constraints, self.y)
+        repair(constraints, self.y)
         assert len(calls) == 1
         constraints.A.mul_(2)  # changed: computed again
-        assert sn.repair(constraints, self.y).converged.all()
-        assert constraints.violation(sn.repair(constraints, self.y).value).max() <= 1e-8
+        assert repair(constraints, self.y).converged.all()
+        assert constraints.violation(repair(constraints, self.y).value).max() <= 1e-8
         assert len(calls) == 2
 
 
@@ -157,11 +160,12 @@ class TestScaling:
     @staticmethod
     def expect_same(plain: sn.Constraints, scaled: sn.Constraints, y: Tensor) -> None:
         tol = 1e-8
-        a, b = sn.SnareLayer(plain, tol=tol).solve(y), sn.SnareLayer(scaled, tol=tol).solve(y)
-        assert a.converged.all()
-        assert b.converged.all()
-        assert a.steps.max() > 5
-        torch.testing.assert_close(a.value, b.value, rtol=0, atol=tol)
+        for start in ("auto", None):
+            a, b = (sn.SnareLayer(set, tol=tol, start=start).solve(y) for set in (plain, scaled))
+            assert a.converged.all()
+            assert b.converged.all()
+            assert start == "auto" or a.steps.max() > 5
+            torch.testing.assert_close(a.value, b.value, rtol=0, atol=tol if start is None else 1e-6)
 
 
 class TestFailures:
@@ -181,12 +185,12 @@ class TestFailures:
         y = self.y.clone()
         y[2, 3] = bad
         y.requires_grad_()
-        solution = sn.repair(constraints, y, rescue=True)
+        solution = repair(constraints, y, rescue=True)
         assert solution.status.tolist() == [0, 0, sn.Status.NONFINITE, 0, 0, 0]
         assert solution.violation[2] == math.inf
         assert torch.equal(solution.value[2].isfinite(), y[2].isfinite())
         healthy = [0, 1, 3, 4, 5]
-        torch.testing.assert_close(solution.value[healthy], sn.repair(constraints, self.y).value[healthy])
+        torch.testing.assert_close(solution.value[healthy], repair(constraints, self.y).value[healthy])
         solution.value[healthy].sum().backward()
         assert y.grad is not None
         assert y.grad.isfinite().all()
@@ -196,7 +200,7 @@ class TestFailures:
         weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
         constraints = sn.Nonlinear(lambda y, x: (weight * y).log(), rows=2, lower=0.0)
         y = torch.tensor([[0.5, 0.2], [-1.0, 0.5], [2.0, 3.0]], dtype=torch.float64, requires_grad=True)
-        solution = sn.repair(constraints, y, rescue=True)
+        solution = repair(constraints, y, rescue=True)
         assert solution.status.tolist() == [0, sn.Status.NONFINITE, 0]
         assert torch.equal(solution.value[1], y[1])
         assert solution.violation[1] == math.inf
@@ -210,10 +214,10 @@ class TestFailures:
         """Newton's step for sqrt(y) <= 0.1 from 1 lands at a negative y; the search shortens it."""
         constraints = sn.Nonlinear(lambda y, x: y.sqrt(), rows=1, upper=0.1)
         y = torch.tensor([[1.0], [0.005]], dtype=torch.float64, requires_grad=True)
-        newton = sn.repair(constraints, y, damping=0.0)
+        newton = repair(constraints, y, damping=0.0)
         assert newton.status.tolist() == [sn.Status.NONFINITE, 0]
         assert newton.value[0].item() == 1.0
-        rescued = sn.repair(constraints, y, damping=0.0, rescue=True, tol=1e-6)
+        rescued = repair(constraints, y, damping=0.0, rescue=True, tol=1e-6)
         assert rescued.converged.all()
         (gradient,) = torch.autograd.grad(rescued.value.sum(), y)
         assert gradient.isfinite().all()
@@ -226,7 +230,7 @@ class TestFailures:
         lower = torch.tensor([[-torch.inf, 1.0], [-torch.inf, 1.0]], dtype=torch.float64)
         constraints = sn.Linear(A, lower=lower, upper=upper)
         y = torch.tensor([[3.0, 5.0], [3.0, 5.0]], dtype=torch.float64, requires_grad=True)
-        solution = sn.repair(constraints, y, damping=damping, rescue=True, max_steps=400)
+        solution = repair(constraints, y, damping=damping, rescue=True, max_steps=400)
         assert solution.status.tolist() == [sn.Status.STALLED, 0]
         torch.testing.assert_close(solution.value[0], torch.tensor([0.0, 5.0], dtype=torch.float64), rtol=0, atol=1e-6)
         assert solution.violation[0].item() == pytest.approx(1, abs=1e-6)
@@ -237,7 +241,7 @@ class TestFailures:
     def test_an_empty_nonlinear_set(self) -> None:
         """|y|^2 <= -1 has its least violation at the origin, where its gradient vanishes."""
         constraints = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), upper=-1.0)
-        solution = sn.repair(constraints, draw(3, 2), rescue=True)
+        solution = repair(constraints, draw(3, 2), rescue=True)
         assert (solution.status != sn.Status.CONVERGED).all()
         assert solution.value.isfinite().all()
         assert solution.violation.max() < 1.01
@@ -246,10 +250,10 @@ class TestFailures:
         """The centre of a disk that must be left: no direction is better than another."""
         constraints = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), lower=1.0)
         y = torch.tensor([[0.0, 0.0], [0.1, 0.0]], dtype=torch.float64)
-        assert sn.repair(constraints, y).status.tolist() == [sn.Status.STALLED, sn.Status.CONVERGED]
-        rescued = sn.repair(constraints, y, rescue=True)  # which tries one at random
+        assert repair(constraints, y).status.tolist() == [sn.Status.STALLED, sn.Status.CONVERGED]
+        rescued = repair(constraints, y, rescue=True)  # which tries one at random
         assert rescued.converged.all()
-        assert torch.equal(rescued.value, sn.repair(constraints, y, rescue=True).value)
+        assert torch.equal(rescued.value, repair(constraints, y, rescue=True).value)
 
     def test_a_projection_that_fails_is_no_worse_than_the_prediction(self) -> None:
         """Rows so short that a nearest point, of an empty set, is far away."""
@@ -257,7 +261,7 @@ class TestFailures:
         low, high = (torch.tensor(b, dtype=torch.float64) for b in ([-0.01, -0.09, 0.3], [0.2, 0.1, 0.5]))
         constraints = sn.Linear(row, lower=3.0, upper=5.0) & sn.Box(low, high)
         y = torch.tensor([[0.2, -1.0, -1.0]], dtype=torch.float64)
-        solution = sn.repair(constraints, y, nearest=10)
+        solution = sn.repair(constraints, y, start=sn.Nearest(10))
         assert (solution.violation <= constraints.violation(y)).all()
         assert_equal(constraints.violation(solution.value), solution.violation, 1e-12)
 
@@ -265,7 +269,7 @@ class TestFailures:
         """Its rows overflow, so that it is given up at once; beside one that is repaired."""
         constraints = sn.Nonlinear(lambda y, x: y.exp(), rows=1, lower=1.0)
         y = torch.tensor([[2e5], [-1.0]], dtype=torch.float64, requires_grad=True)
-        solution = sn.repair(constraints, y)
+        solution = repair(constraints, y)
         assert solution.status.tolist() == [sn.Status.NONFINITE, sn.Status.CONVERGED]
         (gradient,) = torch.autograd.grad(solution.value.sum(), y)
         assert gradient[0] == 1
@@ -279,14 +283,12 @@ class TestFailures:
         least = 1 / torch.linalg.inv(risk).sum()
         simplex = sn.Box(0.0, 1.0) & sn.Linear(torch.ones(1, 6), equals=1.0)
         for share in (0.5, 0.9):
-            solution = sn.repair(
-                simplex & sn.Quadratic(risk.unsqueeze(0), upper=share * least), self.y6, damping=damping
-            )
+            solution = repair(simplex & sn.Quadratic(risk.unsqueeze(0), upper=share * least), self.y6, damping=damping)
             assert (solution.status == sn.Status.STALLED).all()
             assert (solution.steps < 100).all()
             assert (solution.violation < 0.5 * least + 0.01).all()
         generous = simplex & sn.Quadratic(risk.unsqueeze(0), upper=3 * risk.diagonal().min())
-        assert sn.repair(generous, self.y6, damping=damping).converged.all()
+        assert repair(generous, self.y6, damping=damping).converged.all()
 
     @pytest.mark.parametrize(
         "damping", [sn.Constant(0.0), sn.Constant(0.01), sn.Annealed(), sn.Annealed(0.01)], ids=str
@@ -297,7 +299,7 @@ class TestFailures:
         y = torch.linspace(-20, 20, 9, dtype=torch.float64).unsqueeze(1).requires_grad_()
         before, seen = constraints.violation(y), []
         for steps in (*range(1, 41), 100):
-            solution = sn.repair(constraints, y, damping=damping, max_steps=steps)
+            solution = repair(constraints, y, damping=damping, max_steps=steps)
             seen.append(solution.violation)
             assert (solution.violation <= before).all()
         assert (torch.stack(seen).diff(dim=0) <= 1e-12).all()
@@ -311,13 +313,13 @@ class TestFailures:
         """Steps after it are not on the tape: the same as a repair that had no more."""
         constraints = sn.Nonlinear(lambda y, x: y**3 - 2 * y + 2 + 0.1 * y.flip(1), rows=2, equals=0.0)  # Newton cycles
         y, damping = draw(5, 2, seed=4, scale=0.1).requires_grad_(), sn.Constant(0.01)
-        runs = [sn.repair(constraints, y, damping=damping, max_steps=k).violation for k in range(31)]
+        runs = [repair(constraints, y, damping=damping, max_steps=k).violation for k in range(31)]
         best = torch.stack(runs).argmin(0)
         assert ((best > 0) & (best < 30)).all()
-        whole = sn.repair(constraints, y, damping=damping, max_steps=30)
+        whole = repair(constraints, y, damping=damping, max_steps=30)
         (gradient,) = torch.autograd.grad(whole.value.square().sum(), y)
         for i, k in enumerate(best.tolist()):
-            short = sn.repair(constraints, y, damping=damping, max_steps=k)
+            short = repair(constraints, y, damping=damping, max_steps=k)
             assert_equal(short.value[i], whole.value[i], 1e-12)
             (own,) = torch.autograd.grad(short.value[i].square().sum(), y)
             assert_equal(own[i], gradient[i], 1e-9)
@@ -325,23 +327,23 @@ class TestFailures:
     def test_huge_is_not_stationary(self) -> None:
         """A step that is small beside the violation only because rows grew on the way."""
         constraints = sn.Nonlinear(lambda y, x: y**9, rows=1, equals=1.0)
-        solution = sn.repair(constraints, torch.tensor([[1e-3], [0.5]], dtype=torch.float64), damping=1e-30)
+        solution = repair(constraints, torch.tensor([[1e-3], [0.5]], dtype=torch.float64), damping=1e-30)
         assert (solution.status != sn.Status.STALLED).all()
 
     @pytest.mark.parametrize("rows", ["auto", "all", "active"])
     def test_duplicate_and_dependent_rows(self, rows: str) -> None:
         A = torch.cat([self.A, self.A, self.A.sum(0, keepdim=True)])
         constraints = sn.Linear(A, upper=torch.cat([self.b, self.b, self.b.sum(0, keepdim=True)]))
-        solution = sn.repair(constraints, self.y, rows=rows, max_steps=300)
+        solution = repair(constraints, self.y, rows=rows, max_steps=300)
         assert solution.converged.all()
         y = self.y.clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda y: sn.repair(constraints, y, rows=rows, max_steps=5).value, y, atol=1e-5)
+        assert torch.autograd.gradcheck(lambda y: repair(constraints, y, rows=rows, max_steps=5).value, y, atol=1e-5)
 
     @pytest.mark.parametrize("rows", ["all", "active"])
     def test_no_damping_on_dependent_rows(self, rows: str) -> None:
         """A singular system gets the smallest shift that makes it regular."""
         quadratic = sn.Quadratic(torch.zeros(2, 5), self.A[[0, 0]], equals=0.3)
-        solution = sn.repair(quadratic, self.y, damping=0.0, rows=rows, max_steps=20)
+        solution = repair(quadratic, self.y, damping=0.0, rows=rows, max_steps=20)
         assert solution.converged.all()
 
     def test_a_singular_matrix_is_shifted_alone(self) -> None:
@@ -353,7 +355,7 @@ class TestFailures:
 
     def test_a_row_of_zeros(self) -> None:
         A = torch.cat([self.A, torch.zeros(1, 5, dtype=torch.float64)])
-        assert sn.repair(sn.Linear(A, upper=0.5), self.y).converged.all()
+        assert repair(sn.Linear(A, upper=0.5), self.y).converged.all()
         impossible = sn.SnareLayer(sn.Linear(A, upper=torch.tensor([0.5, 0.5, 0.5, -1.0])), on_failure="ignore")
         solution = impossible.solve(self.y)
         assert (solution.status == sn.Status.STALLED).all()
@@ -372,19 +374,19 @@ class TestFailures:
             assert torch.equal(y.grad, torch.ones_like(y))
 
     def test_equal_bounds_are_equalities(self) -> None:
-        kept = sn.repair(sn.Linear(self.A, lower=self.b, upper=self.b), self.y).value
-        assert_equal(kept, sn.repair(sn.Linear(self.A, equals=self.b), self.y).value, 1e-14)
+        kept = repair(sn.Linear(self.A, lower=self.b, upper=self.b), self.y).value
+        assert_equal(kept, repair(sn.Linear(self.A, equals=self.b), self.y).value, 1e-14)
         quadratic = [sn.Quadratic(self.A * 0.1, self.A, lower=self.b, upper=self.b), sn.Linear(self.A, equals=self.b)]
-        assert sn.repair(quadratic[0], self.y).converged.all()
+        assert repair(quadratic[0], self.y).converged.all()
 
     def test_zero_steps(self) -> None:
-        solution = sn.repair(sn.Linear(self.A, upper=self.b), self.y, max_steps=0)
+        solution = repair(sn.Linear(self.A, upper=self.b), self.y, max_steps=0)
         assert torch.equal(solution.value, self.y)
         assert (solution.status[solution.violation > 1e-8] == sn.Status.MAX_STEPS).all()
 
     def test_the_tolerance_decides(self) -> None:
         for tol in (1e-2, 1e-6, 1e-12):
-            solution = sn.repair(sn.Linear(self.A, upper=self.b), self.y, tol=tol)
+            solution = repair(sn.Linear(self.A, upper=self.b), self.y, tol=tol)
             assert solution.converged.all()
             assert solution.violation.max() <= tol
 
@@ -396,7 +398,7 @@ class TestRescue:
     def test_it_repairs_what_the_first_attempt_did_not(self) -> None:
         y = draw(8, 6, seed=3, scale=2)
         options = {"damping": self.slow, "max_steps": 20}
-        first, second = (sn.repair(self.constraints, y, rescue=rescue, **options) for rescue in (False, True))
+        first, second = (repair(self.constraints, y, rescue=rescue, **options) for rescue in (False, True))
         failed = ~first.converged
         assert failed.any()
         assert not failed.all()
@@ -410,13 +412,13 @@ class TestRescue:
 
         def run(y: Tensor, H: Tensor, G: Tensor) -> Tensor:
             constraints = sn.Quadratic(H, G, upper=0.2)
-            return sn.repair(constraints, y, damping=self.slow, max_steps=20, rescue=True).value
+            return repair(constraints, y, damping=self.slow, max_steps=20, rescue=True).value
 
         assert torch.autograd.gradcheck(run, (y, H, G), atol=1e-5)
 
     def test_with_data_per_sample(self) -> None:
         A, b = draw(8, 3, 6, seed=4), draw(8, 3, seed=5)
-        solution = sn.repair(sn.Linear(A, upper=b), draw(8, 6, seed=3), damping=self.slow, max_steps=15, rescue=True)
+        solution = repair(sn.Linear(A, upper=b), draw(8, 6, seed=3), damping=self.slow, max_steps=15, rescue=True)
         assert solution.converged.all()
 
     def test_a_diverging_first_attempt_leaves_no_trace_in_gradients(self) -> None:
@@ -428,9 +430,9 @@ class TestRescue:
         x = problem.split("test")[:8]
         y = x @ torch.linalg.pinv(linear.A).T + draw(8, 100, seed=1, scale=2)
         options = {"damping": sn.Constant(0.01), "rows": "all", "max_steps": 60}
-        first = sn.repair(constraints, y, x, **options)
+        first = repair(constraints, y, x, **options)
         assert (first.status == sn.Status.NONFINITE).all()
-        rescued = sn.repair(constraints, y, x, rescue=True, **options)
+        rescued = repair(constraints, y, x, rescue=True, **options)
         assert rescued.converged.all()
         (gradient,) = torch.autograd.grad(rescued.value.sum(), H)
         assert gradient.isfinite().all()
@@ -442,8 +444,8 @@ class TestRescue:
         y = torch.tensor([[3.0], [4.0]], dtype=torch.float64, requires_grad=True)
         x = torch.tensor([[-4.0], [-3.0]], dtype=torch.float64, requires_grad=True)
         options = {"damping": sn.Constant(0.0), "max_steps": 30}
-        assert (sn.repair(constraints, y, x, **options).status == sn.Status.NONFINITE).all()
-        solution = sn.repair(constraints, y, x, rescue=True, **options)
+        assert (repair(constraints, y, x, **options).status == sn.Status.NONFINITE).all()
+        solution = repair(constraints, y, x, rescue=True, **options)
         assert solution.converged.all()
         assert_equal(solution.value, x.exp() / 4, 1e-12)
         slopes = torch.autograd.grad(solution.value.sum(), (y, x))
@@ -457,18 +459,18 @@ class TestRescue:
         H = draw(1, 4, seed=1).abs().requires_grad_()
 
         def run(radius: Tensor, H: Tensor) -> Tensor:
-            solution = sn.repair(sn.Quadratic(H, lower=radius, upper=2 * radius), y, rescue=True)
+            solution = repair(sn.Quadratic(H, lower=radius, upper=2 * radius), y, rescue=True)
             assert solution.converged.all()
             return solution.value
 
         assert torch.autograd.gradcheck(run, (radius, H), atol=1e-5)
-        alone = sn.repair(sn.Quadratic(H, lower=radius[1:2], upper=2 * radius[1:2]), y[1:2], rescue=True).value
+        alone = repair(sn.Quadratic(H, lower=radius[1:2], upper=2 * radius[1:2]), y[1:2], rescue=True).value
         assert_equal(run(radius, H)[1:2], alone, 1e-12)
 
     def test_linear_rows_that_contradict_each_other_are_tried_once(self) -> None:
         A = draw(1, 4, seed=1)
         constraints = sn.Linear(A, lower=1.0) & sn.Linear(A.clone(), upper=-1.0) & sn.Box(-3.0, 3.0)
-        solution = sn.repair(constraints, draw(3, 4), rescue=True)
+        solution = repair(constraints, draw(3, 4), rescue=True)
         assert (solution.status == sn.Status.STALLED).all()
         assert_equal(solution.violation, torch.ones(3, dtype=torch.float64), 1e-6)
         assert (solution.steps <= 200).all()
@@ -503,7 +505,7 @@ class TestFewActiveRows:
             monkeypatch.setattr(dense, "_FEW", few)
             for store in (True, False):
                 y = draw(9, 20, seed=5).requires_grad_()
-                solution = sn.repair(constraints, y, rows="active", damping=damping, store_factors=store)
+                solution = repair(constraints, y, rows="active", damping=damping, store_factors=store)
                 found.append((solution.value.detach(), torch.autograd.grad(solution.value.square().sum(), y)[0]))
             if few:
                 assert min(counts) <= 8
@@ -521,7 +523,7 @@ class TestAdjoint:
         def repaired(x: Tensor, weight: Tensor) -> Tensor:
             first = sn.Nonlinear(lambda y, x: (y[:, :2] ** 2 * weight).sum(1, True) + x[:, :1], rows=1, upper=0.5)
             second = sn.Nonlinear(lambda y, x: (y[:, 2:] ** 2 * weight).sum(1, True) + x.sum(1, True), 1, upper=0.5)
-            return sn.repair(first & second, y, x, tol=1e-12, max_steps=4).value
+            return repair(first & second, y, x, tol=1e-12, max_steps=4).value
 
         assert torch.autograd.gradcheck(repaired, (x, weight))
 
@@ -529,7 +531,7 @@ class TestAdjoint:
         """One node for the whole loop, and per step no more than B (2 n + 3 m) numbers beside the factors."""
         batch, n, m = 7, 6, 3
         y = draw(batch, n, scale=2).requires_grad_()
-        solution = sn.repair(TestRescue.constraints, y, store_factors=False)
+        solution = repair(TestRescue.constraints, y, store_factors=False)
         node = solution.value.grad_fn
         while node is not None and "Repair" not in node.name():
             node = node.next_functions[0][0] or node.next_functions[1][0]
@@ -544,7 +546,7 @@ class TestAdjoint:
         y = draw(7, 6, scale=2).requires_grad_()
         monkeypatch.setattr(options, "_STORE_BYTES", 3 * 7 * 9 * 8)
         monkeypatch.setattr(dense, "_FEW", 0.0)  # so that all factors have one size
-        value = sn.repair(TestRescue.constraints, y).value
+        value = repair(TestRescue.constraints, y).value
         node = value.grad_fn
         while "Repair" not in node.name():
             node = node.next_functions[0][0] or node.next_functions[1][0]
@@ -552,7 +554,7 @@ class TestAdjoint:
 
     def test_a_tensor_that_was_overwritten_is_noticed(self) -> None:
         A = torch.nn.Parameter(draw(2, 5))
-        value = sn.repair(sn.Linear(A, upper=0.0), draw(3, 5, seed=1)).value
+        value = repair(sn.Linear(A, upper=0.0), draw(3, 5, seed=1)).value
         with torch.no_grad():
             A.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -560,21 +562,21 @@ class TestAdjoint:
 
     def test_a_second_derivative_is_refused(self) -> None:
         y = draw(3, 6, seed=1).requires_grad_()
-        value = sn.repair(TestRescue.constraints, y).value
+        value = repair(TestRescue.constraints, y).value
         (gradient,) = torch.autograd.grad(value.square().sum(), y, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
 
     def test_no_gradient_no_tape(self) -> None:
         with torch.no_grad():
-            value = sn.repair(TestRescue.constraints, draw(3, 6, seed=1).requires_grad_()).value
+            value = repair(TestRescue.constraints, draw(3, 6, seed=1).requires_grad_()).value
         assert not value.requires_grad
-        assert not sn.repair(TestRescue.constraints, draw(3, 6, seed=1)).value.requires_grad
+        assert not repair(TestRescue.constraints, draw(3, 6, seed=1)).value.requires_grad
 
     def test_relaxation_receives_a_gradient(self) -> None:
         y, relax = draw(4, 6, seed=1), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(
-            lambda relax: sn.repair(TestRescue.constraints, y, relax=relax, max_steps=8).value, relax, atol=1e-5
+            lambda relax: repair(TestRescue.constraints, y, relax=relax, max_steps=8).value, relax, atol=1e-5
         )
 
     def test_an_equality_that_holds_already_still_passes_its_gradient(self) -> None:
@@ -587,7 +589,7 @@ class TestAdjoint:
         x.copy_(y @ C.T)
         assert (constraints.residual(y, x)[:, 1] == 0).all()
         assert torch.autograd.gradcheck(
-            lambda x: sn.repair(constraints, y, x, max_steps=6).value, x.requires_grad_(), atol=1e-5
+            lambda x: repair(constraints, y, x, max_steps=6).value, x.requires_grad_(), atol=1e-5
         )
 
 
@@ -627,7 +629,7 @@ def test_the_defaults_repair_whatever_is_feasible(
 def test_gradients_of_the_two_disks_point_along_the_boundary() -> None:
     """Moving the prediction towards the lens does not move the repaired point off its arc."""
     y = torch.tensor([[3.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    value = sn.repair(two_disks(), y).value
+    value = repair(two_disks(), y).value
     along, across = (gradients(value[:, [i]], [y])[0] for i in (1, 0))
     assert across.abs().max() < 1e-6
     assert along.abs().max() > 0.01
@@ -637,15 +639,15 @@ def test_inference_mode_with_a_sparse_jacobian() -> None:
     """Derivatives need graphs, which that mode does not make."""
     constraints = sn.Nonlinear(lambda y, x: y[:, 1:] * y[:, :-1].sin(), 79, upper=0.1)
     y = draw(3, 80, seed=1)
-    expected = sn.repair(constraints, y)
+    expected = repair(constraints, y)
     with torch.inference_mode():
-        found = sn.repair(constraints, y.clone())
+        found = repair(constraints, y.clone())
     assert found.converged.all()
     assert torch.equal(found.value, expected.value)
 
 
 def test_only_samples_that_a_first_attempt_left_outside_are_attempted_again() -> None:
-    sphere, asked = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, equals=1.0), Options()
+    sphere, asked = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, equals=1.0), Options(start=None)
     y = torch.cat([0.3 * draw(2, 3, seed=1), 3 * draw(2, 3, seed=2)]).requires_grad_()
     whole = repair_with(asked, sphere, y)
     short = repair_with(replace(asked, max_steps=int(whole.steps.min())), sphere, y)

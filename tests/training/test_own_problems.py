@@ -74,9 +74,7 @@ SETS = {
     "linear-from-below": Set(lambda: sn.Linear(torch.ones(1, 2), lower=1.0), 2, [False]),
     "linear-sparse": Set(lambda: sn.Linear(rows(2, 5).to_sparse(), upper=1.0), 5, [False] * 2),
     "linear-learned": Set(lambda: sn.Linear(torch.nn.Parameter(rows(2, 5)), upper=1.0), 5, [False] * 2),
-    "linear-of-x": Set(
-        lambda: sn.Linear(lambda x: x.unsqueeze(2) * ONES, upper=torch.ones(1)), 3, [False], unread="Linear"
-    ),
+    "linear-of-x": Set(lambda: sn.Linear(lambda x: x.unsqueeze(2) * ONES, upper=torch.ones(1)), 3, [False]),
     "disk": Set(lambda: sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), upper=1.0), 2, [False]),
     "ellipse": Set(lambda: sn.Quadratic(torch.eye(2).unsqueeze(0), torch.ones(1, 2), upper=1.0), 2, [False]),
     "ring-and-slab": Set(
@@ -115,12 +113,12 @@ def test_trainer_evaluation_report_and_reference(tmp_path: Path, name: str) -> N
     problem = Own(chosen)
     assert problem.equalities(problem.split("test")).tolist() == chosen.equal
     if chosen.unread:
-        with pytest.raises(ValueError, match=rf"cannot read the problem 'Own': its set `{chosen.unread}` .*slsqp"):
-            solve(problem, engine="ipopt", cache=False)
+        with pytest.raises(ValueError, match=rf"cannot read the problem 'Own': its set `{chosen.unread}` .*ipopt"):
+            solve(problem, engine="clarabel", cache=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one that says that some have no solution
-        best = solve(problem, engine="slsqp" if chosen.unread else "ipopt", starts=3, workers=1, cache=False)
-    config = sn.TrainConfig(epochs=2, batch=16, width=8, validate_every=1, proximity=1e-3)
+        best = solve(problem, starts=3, workers=1, cache=False)
+    config = sn.TrainConfig(epochs=2, batch=16, width=8, validate_every=1)
     model = config.build(problem)
     run = sn.Trainer(config, tmp_path, quiet=True).fit(model, problem)
     found = sn.evaluate(model, problem, reference=best.objective, timed=False)

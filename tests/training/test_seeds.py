@@ -65,14 +65,15 @@ def assert_same(one: sn.Run, other: sn.Run, rtol: float = 1e-8, atol: float = 1e
 
 CASES = {
     "plain": ("nclp", {}),
-    "nearest": ("nclp", {"nearest": 5, "damping_start": 1e-3, "damping_ratio": 0.1, "reduction": "sum"}),
-    "relaxed": ("nclp", {"relaxation": "adarel", "relax_epochs": 3, "damping": 0.1, "penalty": 1.0}),
+    "nearest": ("nclp", {"start": 5, "damping_start": 1e-3, "damping_ratio": 0.1, "reduction": "sum"}),
+    "relaxed": ("nclp", {"relaxation": "adarel", "relax_epochs": 3, "damping": 0.1, "penalty": 1.0, "start": "none"}),
     "soft": ("nclp", {"relaxation": "soft", "relax_epochs": 2, "penalty": 10.0}),
     "clipped": ("nclp", {"clip": 1e-2, "weight_decay": 0.5}),
     "averaged": ("nclp", {"average": 0.8}),
     "fresh": ("nclp", {"fresh": True}),
     "normed": ("nclp", {"batch_norm": True, "activation": "tanh"}),
     "curved": ("qcqp", {"proximity": 1e-3, "batch": 45}),
+    "bare": ("nclp", {"start": "none", "weights": "none", "standardise": False}),
     "hardnet": ("nclp", {"method": "hardnet"}),  # relaxed, it starts on a kink, where rounding decides
 }
 

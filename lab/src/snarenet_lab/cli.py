@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from snarenet.cli import Device, Engine, find_device, find_reference, say
+from snarenet.cli import Device, Engine, Size, find_device, find_reference, say
 from snarenet.layers import METHODS
 from snarenet.problems import load, names
 from snarenet_lab import bench as benchmarks
@@ -20,7 +20,7 @@ from snarenet_lab.options import literal
 from snarenet_lab.report.comparison import terminal_table
 from snarenet_lab.report.results_page import write_results_page
 
-_NO_SIZES: dict[str, int] = {}
+_NO_SIZES: dict[str, Size] = {}
 _NO_CHANGES: dict[str, str] = {}
 Jobs = Annotated[int | None, arg(help="runs at a time; 1, or as many as the cluster has room for")]
 
@@ -72,7 +72,7 @@ def compare(
         str | None,
         arg(help="train and solve on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; its nodes must share --out"),
     ] = None,
-    sizes: Annotated[dict[str, int], arg(help="sizes of the problem")] = _NO_SIZES,
+    sizes: Annotated[dict[str, Size], arg(help="sizes of the problem")] = _NO_SIZES,
     engine: Engine = "ipopt",
     classical: Annotated[bool, arg(help="also time IPOPT, Clarabel and SLSQP")] = True,
     device: Device = "auto",

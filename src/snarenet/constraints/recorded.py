@@ -91,9 +91,10 @@ class Recorded:
         found = self._run(_pullback, function, y, *given, weights)
         return None if found is None else found.T
 
-    def pull_norms(self, function: Recordable, y: Tensor, weights: Tensor) -> Tensor | None:
-        """The gradient in y (B, n) of <weights, squared lengths of rows>; None without a program."""
-        found = self._run(_norms, function, y, weights)
+    def pull_norms(self, function: Recordable, y: Tensor, weights: Tensor, scale: Tensor | None) -> Tensor | None:
+        """The gradient in y (B, n) of <weights, squared lengths of rows of J diag(scale)>; None without a program."""
+        squares = torch.ones_like(y) if scale is None else scale.square().expand_as(y)
+        found = self._run(_norms, function, y, weights, squares)
         return None if found is None else found.T
 
     def _run(self, what: Any, function: Recordable, y: Tensor, *given: Tensor) -> Tensor | None:
@@ -216,13 +217,13 @@ def _pullback(recorder: Recorder, function: Recordable, y: Tensor, colouring: Co
 
 
 def _norms(recorder: Recorder, function: Recordable, y: Tensor, colouring: Colouring, given: int) -> Program:
-    """(y, x, w) -> the gradient of the squared lengths of rows, weighted by w."""
+    """(y, x, w, v) -> the gradient of the squared lengths of rows, weighted by w, their columns by v."""
     sample = _Sample(recorder, function, y, colouring.count)
-    w = sample.new(1, function.rows)
+    w, v = sample.new(1, function.rows), sample.new(1, y.shape[1])
     with recorder:
         entries = _entries(sample, colouring, create=True)
         if not entries.requires_grad:
             raise UnrecordableError("a Jacobian that does not depend on y")
-        total = (w[0, colouring.pattern.row] * entries * entries).sum()
+        total = (w[0, colouring.pattern.row] * v[0, colouring.pattern.col] * entries * entries).sum()
         found = _grad(total, sample.y, torch.ones_like(total), create=False).sum(0)
     return sample.program(found)

@@ -173,6 +173,10 @@ class Pattern:
         row, col = self.on(values.device)
         return _sums(values.T * w.T[row], col, self.columns)
 
+    def of_columns(self, scale: Tensor) -> Tensor:
+        """(nnz,) what scale (columns,) has for the column of each entry."""
+        return scale[self.on(scale.device)[1]]
+
     def row_sums(self, values: Tensor) -> Tensor:
         """(B, rows) the sum of the values (B, nnz) in each row."""
         return _sums(values.T, self.on(values.device)[0], self.rows)

@@ -20,7 +20,7 @@ from snarenet.constraints.sparsity import Colouring, Pattern, SparsityWarning
 from snarenet.solution import warn
 from snarenet.tracing import tracing
 
-_LEAST = 64  # variables from which detection pays: with 50 a repair takes as long without, with 72 twice as long
+_LEAST = 16  # variables from which detection pays: with 25 to 50 a repair takes half as long or less
 _LARGEST = 2**26  # entries of a Jacobian that is looked at whole; a larger one is for products, or its pattern declared
 _DENSE = 0.25  # share of nonzeros above which a detected pattern is left alone: colours are as many as columns
 _POINTS = 8  # at which a pattern is looked for, if that takes no more than

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance
+from snarenet.constraints.data import describe
+from snarenet.layers.proximity import proximity
 from snarenet.repair import Explanation, Options, explain_alone
 from snarenet.repair.conflict import remember
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
@@ -93,6 +95,38 @@ class Layer(nn.Module, ABC):
         solution = remember(in_full_precision(self.repair, y, x, bounds), self.constraints, x, bounds, self.options)
         self._report(solution)
         return solution
+
+    def proximity(self, solution: Solution, loss: Tensor) -> Tensor:
+        """A term to add to a loss of `solution.value`, so that outputs on a bound go on learning; of the loss's shape.
+
+        A prediction far behind a bound has no gradient across it, and an output may be stuck there. The term pulls
+        predictions towards the set, with a share of the gradient that the loss has: there is nothing to set.
+
+        Args:
+            solution: what `solve` returned.
+            loss: a number, or (B,), computed from `solution.value`.
+
+        Example:
+            >>> import torch, snarenet as sn
+            >>> raw = torch.tensor([[-3.0, 1.0]], dtype=torch.float64, requires_grad=True)
+            >>> layer = sn.SnareLayer(sn.Box(0.0, 9.0))
+            >>> solution = layer.solve(raw)  # y = (0, 1): no gradient leads to the first entry
+            >>> loss = (solution.value - 5).square().sum()
+            >>> (loss + layer.proximity(solution, loss)).backward()
+            >>> bool(raw.grad[0, 0] < 0)  # but a step along this one increases it
+            True
+        """
+        if loss.shape not in (torch.Size(), solution.status.shape):
+            raise ValueError(
+                f"`loss` must be a number or have shape ({len(solution.status)},), but got {describe(loss)}"
+            )
+        found = proximity(solution.value, solution.raw, loss, self.metric)
+        return found if loss.ndim else found.sum()
+
+    @property
+    def metric(self) -> Tensor | None:
+        """(n,) the weights of squared distances; None where all are alike."""
+        return None
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
         """What is found in the constraints and how they are met, for predictions y at x: see `snarenet.explain`."""

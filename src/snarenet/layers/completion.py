@@ -64,7 +64,7 @@ class Completion(nn.Module):
 
     def __init__(self, constraints: Constraints, partial: Partial = "pivoted", seed: int = 0) -> None:
         super().__init__()
-        if partial not in ("pivoted", "random"):
+        if not isinstance(partial, str) or partial not in ("pivoted", "random"):
             raise ValueError(f"`partial` must be 'pivoted' or 'random', but got {partial!r}")
         found = {i: part for i, part in enumerate(constraints.parts) if isinstance(part, Linear) and _is_equality(part)}
         self.index = tuple(found)
@@ -80,16 +80,6 @@ class Completion(nn.Module):
             raise ValueError(f"`size` must be {self.size}, as the constraints have it, but got {size}")
         return size - self.rows
 
-    def check(self, partial: Tensor) -> Tensor:
-        """`partial`, if it is a batch of values for the partial variables."""
-        count = None if self.size is None else self.size - self.rows
-        if not isinstance(partial, Tensor) or partial.ndim != 2 or count not in (None, partial.shape[1]):
-            expected = f"(B, {'n' if count is None else count})"
-            raise ValueError(f"`y` must have shape {expected}, the partial variables, but got {describe(partial)}")
-        if not partial.is_floating_point():
-            raise TypeError(f"`y` must be a floating-point tensor, but got {partial.dtype}")
-        return partial
-
     def right_side(self, instance: Instance) -> Tensor:
         """(B, m) b of the equalities."""
         return _columns(instance, instance.lower, self.index)
@@ -102,6 +92,18 @@ class Completion(nn.Module):
         rest = tuple(i for i in range(len(maps)) if i not in self.index)
         lower, upper = (_columns(instance, bound, rest) for bound in (instance.lower, instance.upper))
         return Instance(StackedMap([maps[i] for i in rest]), lower, upper, tuple(instance.equal[i] for i in rest))
+
+    def begin(self, partial: Tensor, instance: Instance) -> Tensor:
+        """y (B, n) with these partial variables (B, n - m)."""
+        return self.complete(partial, self.right_side(instance))
+
+    def tangent(self, y: Tensor, instance: Instance) -> Completion:
+        """What lifts and reduces at y: the same everywhere."""
+        return self
+
+    def move(self, y: Tensor, velocity: Tensor, tangent: Completion, instance: Instance) -> Tensor:
+        """y after its partial variables have moved by -velocity."""
+        return y - tangent.lift(velocity)
 
     def complete(self, partial: Tensor, b: Tensor) -> Tensor:
         """y (B, n) with these partial variables (B, n - m) and C y = b (B, m)."""
@@ -152,6 +154,17 @@ class Completion(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rows={self.rows}, size={self.size}"
+
+
+def check_partial(partial: Tensor, size: int | None, rows: int) -> Tensor:
+    """`partial`, if it is a batch of values for the partial variables, of `size` less `rows`."""
+    count = None if size is None else size - rows
+    if not isinstance(partial, Tensor) or partial.ndim != 2 or count not in (None, partial.shape[1]):
+        expected = f"(B, {'n' if count is None else count})"
+        raise ValueError(f"`y` must have shape {expected}, the partial variables, but got {describe(partial)}")
+    if not partial.is_floating_point():
+        raise TypeError(f"`y` must be a floating-point tensor, but got {partial.dtype}")
+    return partial
 
 
 def pivoted_order(C: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class HardNetPlusPlusLayer(SnareLayer):
         on_failure: OnFailure = "warn",
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(constraints, Constant(epsilon), "all", tol, max_steps, False, on_failure, dtype)
+        super().__init__(constraints, Constant(epsilon), "all", tol, max_steps, False, on_failure, dtype, start=None)
 
 
 def hardnet_plus_plus(constraints: Constraints, **settings: Any) -> SnareLayer:

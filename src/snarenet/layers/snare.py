@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
-from snarenet.damping import Annealed, Damping, as_damping
+from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
-from snarenet.repair import Explanation, Options, Rows, Solver, Store, Weigh, explain_with, prepare, repair_with
+from snarenet.repair import Explanation, Options, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
-from snarenet.repair.options import check_count, check_weights
+from snarenet.repair.options import as_start, as_weights, check_count, check_weights
 from snarenet.solution import Solution
 from snarenet.tracing import tracing
 
@@ -25,7 +25,7 @@ class SnareLayer(Layer):
 
     Args:
         constraints: the set to obey.
-        damping: `Annealed()` unless given; a number means `Constant`, as in the paper.
+        damping: "auto" for what suits the start; a number means `Constant`, as in the paper.
         rows: "auto", "all" (the paper) or "active"; see `repair`.
         tol: largest violation that counts as feasible.
         max_steps: limit on steps.
@@ -34,13 +34,17 @@ class SnareLayer(Layer):
         dtype: precision of the repair, float64 unless given; that of outputs is that of y, but at least float32.
         solver: "auto", or `ConjugateGradients()` for problems too large for a Jacobian.
         store_factors: keep factors for the backward pass; see `repair`.
-        nearest: iterations towards the nearest point of the linear constraints, before the repair; see `repair`.
-        weights: (n,) how dear it is to move each variable, in every step and for `nearest`; see `repair`.
-        weigh: what `weights` are for, "all" or "nearest"; see `repair`.
+        start: where steps begin: "auto" or `Nearest(...)`, at the nearest point of the set where it can be found, or
+            None, at the prediction, as in the paper; see `repair`.
+        restarts: for sets with several pieces: begin so often elsewhere, where a sample is still outside; see `repair`.
+        weights: (n,) how dear it is to move each variable, in every step and for the start; see `repair`.
+        scale: (n,) a typical size of each variable; the same as weights = 1 / scale**2.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
-            differentiated before the next. 0 for none.
+            differentiated before the next. The search for the nearest point of curved rows cannot be recorded:
+            there "auto" begins at the prediction. 0 for none.
+        nearest: deprecated, the iterations of `start=Nearest(nearest)`.
 
     Example:
         >>> import torch, snarenet as sn
@@ -55,7 +59,7 @@ class SnareLayer(Layer):
     def __init__(
         self,
         constraints: Constraints,
-        damping: float | Damping = Annealed(),
+        damping: float | Damping | Literal["auto"] = "auto",
         rows: Rows = "auto",
         tol: float = 1e-8,
         max_steps: int = 100,
@@ -65,18 +69,21 @@ class SnareLayer(Layer):
         *,
         solver: Solver = "auto",
         store_factors: Store = "auto",
-        nearest: int = 0,
+        start: Start = "auto",
+        restarts: int = 0,
         weights: Tensor | None = None,
-        weigh: Weigh = "all",
+        scale: Tensor | None = None,
         record: int = 0,
+        nearest: int | None = None,
     ) -> None:
         options = Options(
-            as_damping(damping), rows, tol, max_steps, rescue, nearest, solver, store_factors, dtype or torch.float64,
-            weigh,
+            as_damping(damping), rows, tol, max_steps, rescue, as_start(start, nearest), restarts, solver,
+            store_factors, dtype or torch.float64,
         )  # fmt: skip
         super().__init__(constraints, options, on_failure)
         check_count("record", record)
-        check_weights(weights, options, constraints.size, numbers=True)
+        weights = as_weights(weights, scale, constraints.memo)
+        check_weights(weights, constraints.size, numbers=True)
         self.record = record
         self.weights: Tensor | None
         self.register_buffer("weights", weights)
@@ -102,12 +109,17 @@ class SnareLayer(Layer):
                 return solution
         return super().solve(y, x, relax)
 
+    @property
+    def metric(self) -> Tensor | None:
+        return self.weights
+
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         return repair_with(self.options, self.constraints, y, x, relax, self.weights)
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
-        found = explain_with(self.options, self.constraints, y, x, weights=self.weights)
-        if self.record and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None):
+        recorded = self.record > 0 and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None)
+        found = explain_with(self.options, self.constraints, y, x, weights=self.weights, recorded=recorded)
+        if recorded:
             found = replace(found, engine=f"{found.engine}; recorded with {self.record} steps")
         return found
 
@@ -120,7 +132,7 @@ class SnareLayer(Layer):
             and exact
             and not tracing()
             and self.options.krylov is None
-            and not self.options.damping.searches
+            and not self.options.rule.searches
             and (x is None or all(isinstance(leaf, Tensor) for leaf in tree_leaves(x)))
         )
 
@@ -129,7 +141,7 @@ class SnareLayer(Layer):
         options = replace(self.options, max_steps=self.record, rescue=False)
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
-            solution = repair_with(options, self.constraints, y, x, 0.0, self.weights)
+            solution = repair_with(options, self.constraints, y, x, 0.0, self.weights, recorded=True)
             value, _, *rest = solution
             return value, *rest, solution.converged.all()
 
@@ -139,11 +151,12 @@ class SnareLayer(Layer):
         solution = Solution(found[0], y, *found[1:-1])
         if bool(found[-1]):
             return solution
-        return repair_with(self.options, self.constraints, y, x, 0.0, self.weights, first=solution)
+        return repair_with(self.options, self.constraints, y, x, 0.0, self.weights, solution, recorded=True)
 
     def extra_repr(self) -> str:
         asked = self.options
-        return f"damping={asked.damping}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
+        start = f"start={asked.start!r}, damping={asked.damping!r}"
+        return f"{start}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
 
 
 def _prepare_again(layer: SnareLayer, _: Any) -> None:

@@ -46,7 +46,7 @@ class SoftLayer(Layer):
         max_steps: int = 100,
         on_failure: OnFailure = "warn",
     ) -> None:
-        super().__init__(constraints, Options(tol=tol, max_steps=max_steps, rescue=True), on_failure)
+        super().__init__(constraints, Options(tol=tol, max_steps=max_steps, rescue=True, start=None), on_failure)
         self.project = project
         self.title = "Soft + projection" if project else "Soft"
 

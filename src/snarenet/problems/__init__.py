@@ -10,12 +10,30 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
+from snarenet.problems.acopf import ACOPF
 from snarenet.problems.base import Outcome, Problem
 from snarenet.problems.cbf import CBF
+from snarenet.problems.forecast import Forecast, crps
+from snarenet.problems.mpc import MPC
 from snarenet.problems.nclp import NCLP
+from snarenet.problems.portfolio import Portfolio
 from snarenet.problems.qcqp import QCQP
 
-__all__ = ["CBF", "NCLP", "QCQP", "Outcome", "Problem", "load", "names"]
+__all__ = [
+    "ACOPF",
+    "CBF",
+    "MPC",
+    "NCLP",
+    "QCQP",
+    "Forecast",
+    "Outcome",
+    "Portfolio",
+    "Problem",
+    "crps",
+    "load",
+    "names",
+    "recipe",
+]
 
 _FAMILIES: dict[str, Callable[..., Problem]] = {
     "nclp": NCLP,
@@ -24,12 +42,23 @@ _FAMILIES: dict[str, Callable[..., Problem]] = {
     "ncqcqp-fast": partial(QCQP, curvature=(-0.02, 0.1), equalities=20),  # closest to the paper's step counts
     "ncqcqp-hard": partial(QCQP, curvature=(-1.0, 1.0)),  # several local optima
     "cbf": CBF,  # a control policy; box=2 for the second box of initial states
+    "acopf": ACOPF,  # AC optimal power flow; case="57_ieee", or a file of MATPOWER's
+    "mpc": MPC,  # a unicycle's plan around an ellipse; any horizon
+    "forecast": Forecast,  # levels of a tree, or csv for a file of your own; known, missing, history, horizon
+    "portfolio": Portfolio,  # assets, factors, groups, turnover; risk="full" for a constant matrix
 }
 
 
 def names() -> list[str]:
     """The families that `load` knows."""
     return list(_FAMILIES)
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """What the family `name` says about its own training; nothing of a name that is none."""
+    family = _FAMILIES.get(name, Problem)
+    kind = family.func if isinstance(family, partial) else family
+    return dict(getattr(kind, "recipe", {}))
 
 
 def load(name: str, **sizes: Any) -> Problem:
@@ -59,6 +88,7 @@ def _fits(value: object, kind: Any) -> bool:
     if isinstance(kind, types.UnionType):
         return any(_fits(value, one) for one in get_args(kind))
     if kinds := get_args(kind):  # of a tuple; JSON makes it a list
+        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) and isinstance(value, list | tuple) else kinds
         return isinstance(value, list | tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
     number = {int: Integral, float: Real}.get(kind, kind)
     return isinstance(value, number) and not isinstance(value, bool)

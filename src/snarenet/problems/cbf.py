@@ -13,7 +13,8 @@ The data, the cost and the integrator are the paper's, so that results can be co
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -125,6 +126,20 @@ class CBF(Problem):
         seed: of the data; the paper's for the box unless given.
     """
 
+    # a policy that starts as the nominal controller; with two variables few steps of the repair suffice
+    recipe: ClassVar[Mapping[str, Any]] = {
+        "epochs": 30,
+        "batch": 100,
+        "width": 200,
+        "head": 0.01,
+        "optimizer": "adamw",
+        "lr": 3e-3,
+        "weight_decay": 0.0,
+        "penalty": 10.0,
+        "start": "none",
+        "damping_ratio": 0.3,
+    }
+
     low: Tensor
     high: Tensor
 
@@ -178,7 +193,8 @@ class CBF(Problem):
 
     def nominal(self) -> ConstrainedModel:
         """The nominal controller as a model: its correction is zero, whatever the constraints say."""
-        return ConstrainedModel(_Zero(), SnareLayer(self.constraints, max_steps=0, rescue=False, on_failure="ignore"))
+        layer = SnareLayer(self.constraints, start=None, max_steps=0, rescue=False, on_failure="ignore")
+        return ConstrainedModel(_Zero(), layer)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         return encode(uniform(count, self.low, self.high, generator))

@@ -14,7 +14,10 @@ _FLOOR = 0.3
 
 
 class Separable(Problem):
-    r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j$, all of which a reference solver can be told."""
+    r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j + d$, all of which a reference solver can be told.
+
+    b is `linear` and d is zero, unless a family has `slope` and `offset` depend on x.
+    """
 
     square: Tensor
     linear: Tensor
@@ -34,10 +37,20 @@ class Separable(Problem):
             self.register_buffer(name, torch.from_numpy(terms.get(name, np.zeros(self.size))))
 
     def objective(self, y: Tensor, x: Tensor) -> Tensor:
-        return (0.5 * self.square * y.square() + self.linear * y + self.sine * y.sin()).sum(1)
+        total = (0.5 * self.square * y.square() + self.slope(x) * y + self.sine * y.sin()).sum(1)
+        offset = self.offset(x)
+        return total if offset is None else total + offset
+
+    def slope(self, x: Tensor) -> Tensor:
+        """The b_j, (n,) for all x or (B, n)."""
+        return self.linear
+
+    def offset(self, x: Tensor) -> Tensor | None:
+        """(B,) the d; None for zero."""
+        return None
 
     @property
-    def curvature(self) -> Tensor:
+    def weights(self) -> Tensor:
         """a + |c| / 2, at least 0.3 of the mean: about a minimum the sine bends f upwards, by up to |c|."""
         bend = self.square + self.sine.abs() / 2
         return bend.clamp(min=_FLOOR * bend.mean())

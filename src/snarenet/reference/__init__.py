@@ -1,6 +1,5 @@
 """Reference solutions: what a solver finds for every instance of a problem, checked, and kept on disk."""
 
-from snarenet.reference.engines import ENGINES
-from snarenet.reference.solving import Reference, solve
+from snarenet.reference.solving import ENGINES, Reference, overlooked, solve
 
-__all__ = ["ENGINES", "Reference", "solve"]
+__all__ = ["ENGINES", "Reference", "overlooked", "solve"]

@@ -1,4 +1,4 @@
-r"""The solvers behind one interface: `ENGINES[name](program)(start, lower, upper)` is the y that the solver ends with.
+r"""Solvers behind one interface: `Engine(program)(start, lower, upper)` is the y that the solver ends with.
 
 Whether that y is a solution is not asked here; `Program` checks every engine's answer in the same way. Each engine is
 told to go well below the tolerances of that check, to print nothing, and to use one thread.
@@ -22,11 +22,13 @@ class Engine(ABC):
         structured: does it read a `Structured` program, or make do with values and derivatives?
         convex: does it solve convex problems only?
         options: what the solver is told.
+        multipliers: (m,) of the rows, from the last call, by a solver that gives them.
     """
 
     structured: ClassVar[bool] = True
     convex: ClassVar[bool] = False
     options: ClassVar[Mapping[str, Any]] = {}
+    multipliers: Array | None = None
 
     @abstractmethod
     def __init__(self, program: Any) -> None: ...
@@ -35,45 +37,21 @@ class Engine(ABC):
     def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
         """The last iterate (n,) from `start`; NaN where the solver gives none."""
 
+    def turn_to(self, program: Program) -> bool:
+        """Take on another program; False if the engine must be made anew for it."""
+        return False
 
-class Ipopt(Engine):
-    """The interior-point method IPOPT, with exact second derivatives from CasADi; finds local optima."""
-
-    options: ClassVar[Mapping[str, Any]] = {
-        "tol": 1e-10,
-        "bound_relax_factor": 0.0,  # else it widens the bounds by 1e-8, and is better than optimal
-        "max_iter": 1000,
-        "print_level": 0,
-        "sb": "yes",
-    }
-
-    def __init__(self, program: Structured) -> None:
-        ca = need("casadi")
-        y = ca.MX.sym("y", program.size)
-        f = ca.dot(0.5 * program.square, y * y) + ca.dot(program.slope, y) + ca.dot(program.sine, ca.sin(y))
-        g = ca.vertcat(*(self._rows(ca, block, y) for block in program.blocks))
-        settings = {f"ipopt.{name}": value for name, value in self.options.items()}
-        self.solver = ca.nlpsol("reference", "ipopt", {"x": y, "f": f, "g": g}, {"print_time": False, **settings})
-
-    @staticmethod
-    def _rows(ca: Any, block: QuadraticRows, y: Any) -> Any:
-        linear = ca.mtimes(ca.DM(block.G), y)
-        if block.H is None:
-            return linear
-        if block.H.ndim == 2:
-            return linear + ca.mtimes(ca.DM(block.H), y * y)
-        return linear + ca.vertcat(*(ca.bilin(ca.DM(H), y, y) for H in block.H))
-
-    def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
-        return np.array(self.solver(x0=start, lbg=lower, ubg=upper)["x"]).ravel()
+    def finish(self, y: Array, lower: Array, upper: Array) -> Array:
+        """What is made of the last iterate, not counted as the solver's time."""
+        return y
 
 
 class Clarabel(Engine):
     r"""The conic interior-point method Clarabel; the optimum of a convex problem, wherever it starts.
 
     Diagonal rows become linear in y and $s_j \ge y_j^2$, n small cones $\| (s_j - 1, 2 y_j) \| \le s_j + 1$. A row
-    $y^\top F^\top F y + G y \le h$ with a whole matrix is one cone $\| (t - 1, 2 F y) \| \le t + 1$, $t = h - G y$.
-    A lower bound is the upper bound of the negative row.
+    $y^\top F^\top F y + G y \le h$ with a whole matrix, or one of low rank plus a diagonal, is one cone
+    $\| (t - 1, 2 F y) \| \le t + 1$, $t = h - G y$. A lower bound is the upper bound of the negative row.
     """
 
     convex: ClassVar[bool] = True
@@ -91,30 +69,39 @@ class Clarabel(Engine):
         for name, value in self.options.items():
             setattr(self.settings, name, value)
         self.program, n = program, program.size
-        self.rows, self.factors = _lift(program)
-        self.P = self.sparse.diags_array(np.concatenate([program.square, np.zeros(n)]), format="csc")
-        self.q = np.concatenate([program.slope, np.zeros(n)])
-        eye, zero = np.eye(n), np.zeros((n, n))
-        self.squares = np.stack([np.hstack([zero, -eye]), np.hstack([zero, -eye]), np.hstack([-2 * eye, zero])], 1)
+        rows, self.factors = _lift(program)
+        self.squared = n if rows[:, n:].any() else 0  # how many s there are
+        rows = rows[:, : n + self.squared]
+        self.rows, self.zero = self.sparse.csr_array(rows), np.zeros(self.squared)
+        self.P = self.sparse.diags_array(np.concatenate([program.square, self.zero]), format="csc")
+        self.q = np.concatenate([program.slope, self.zero])
+        self.squares = []
+        if self.squared:
+            eye, zero = np.eye(n), np.zeros((n, n))
+            triple = [np.hstack([zero, -eye]), np.hstack([zero, -eye]), np.hstack([-2 * eye, zero])]
+            self.squares = [self.sparse.csr_array(np.stack(triple, 1).reshape(3 * n, 2 * n))]
 
     def __call__(self, start: Array, lower: Array, upper: Array) -> Array:
         n, equal = self.program.size, lower == upper
         plain = np.array([F is None for F in self.factors])
         top, bottom = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
         blocks = [self.rows[equal], self.rows[top & plain], -self.rows[bottom & plain], *self.squares]
-        right = [upper[equal], upper[top & plain], -lower[bottom & plain], np.tile([1.0, -1.0, 0.0], n)]
+        right = [upper[equal], upper[top & plain], -lower[bottom & plain], np.tile([1.0, -1.0, 0.0], self.squared)]
         cones = [self.clarabel.ZeroConeT(equal.sum()), self.clarabel.NonnegativeConeT(len(right[1]) + len(right[2]))]
-        cones += [self.clarabel.SecondOrderConeT(3)] * n
+        cones += [self.clarabel.SecondOrderConeT(3)] * self.squared
         for sign, side, bound in ((1, top, upper), (-1, bottom, lower)):
             for i in np.flatnonzero(side & ~plain):
                 F, row = self.factors[i], sign * self.rows[[i]]
                 assert F is not None
-                blocks += [row, row, np.hstack([-2 * F, np.zeros_like(F)])]
+                blocks += [row, row, self.sparse.csr_array(np.hstack([-2 * F, np.zeros((len(F), self.squared))]))]
                 right.append(np.concatenate([sign * bound[i] + np.array([1.0, -1.0]), np.zeros(len(F))]))
                 cones.append(self.clarabel.SecondOrderConeT(2 + len(F)))
-        A = self.sparse.csc_array(np.concatenate(blocks))
+        A = self.sparse.vstack(blocks, format="csc")
         solver = self.clarabel.DefaultSolver(self.P, self.q, A, np.concatenate(right), cones, self.settings)
-        return _finish(self.program, np.array(solver.solve().x)[:n], lower, upper)
+        return np.array(solver.solve().x)[:n]
+
+    def finish(self, y: Array, lower: Array, upper: Array) -> Array:
+        return _polished(self.program, y, lower, upper)
 
 
 def _lift(program: Structured) -> tuple[Array, list[Array | None]]:
@@ -122,10 +109,17 @@ def _lift(program: Structured) -> tuple[Array, list[Array | None]]:
     rows: list[Array] = []
     factors: list[Array | None] = []
     for block in program.blocks:
-        whole = block.H is not None and block.H.ndim == 3
-        rows.append(np.hstack([block.G, np.zeros_like(block.G) if block.H is None or whole else block.H]))
-        factors += [_root(H) for H in block.H] if block.H is not None and whole else [None] * len(block.G)
+        H, plain = block.H, block.F is None and (block.H is None or block.H.ndim == 2)
+        rows.append(np.hstack([block.G, H if plain and H is not None else np.zeros_like(block.G)]))
+        factors += [None] * len(block.G) if plain else _roots(block)
     return np.concatenate(rows), factors
+
+
+def _roots(block: QuadraticRows) -> list[Array | None]:
+    """For each row with a matrix its root; low rank plus a diagonal keeps its structure."""
+    if block.F is None or block.H is None or (block.H < 0).any():
+        return [_root(H) for H in block.whole()]
+    return [np.vstack([F.T, np.diag(np.sqrt(D))[D > 0]]) for F, D in zip(block.F, block.H, strict=True)]
 
 
 def _root(H: Array) -> Array | None:
@@ -135,7 +129,7 @@ def _root(H: Array) -> Array | None:
     return (root[:, None] * vectors.T)[root > 1e-8 * root.max()] if root.any() else None
 
 
-def _finish(program: Structured, y: Array, lower: Array, upper: Array) -> Array:
+def _polished(program: Structured, y: Array, lower: Array, upper: Array) -> Array:
     """y after a Newton step, if that is better: the y of a cone is only as good as the root of the duality gap."""
     moved = program.newton_step(y, lower, upper)
     better = program.kkt_residual(moved, lower, upper) < program.kkt_residual(y, lower, upper)
@@ -213,8 +207,7 @@ class Gurobi(Engine):
                 if np.isfinite(low):
                     model.addConstr(square - linear <= -low)
             model.optimize()
-            found = np.array(y.X) if model.SolCount else np.full(program.size, np.nan)
-        return _finish(program, found, lower, upper)
+            return np.array(y.X) if model.SolCount else np.full(program.size, np.nan)
 
-
-ENGINES: dict[str, type[Engine]] = {"ipopt": Ipopt, "clarabel": Clarabel, "slsqp": Slsqp, "gurobi": Gurobi}
+    def finish(self, y: Array, lower: Array, upper: Array) -> Array:
+        return _polished(self.program, y, lower, upper)

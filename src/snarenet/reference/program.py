@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 
 VIOLATION = 1e-8  # the largest violation of a solution
 RESIDUAL = 1e-6  # the largest KKT residual of a solution
+_LARGEST = 2**24  # entries of a Jacobian that is factored for the check
 _ACTIVE = 1e-4  # a row so close to its bound, relative to the bound, may have a multiplier; its distance counts too
 
 
@@ -63,6 +64,25 @@ class Program(ABC):
     def jacobian(self, y: Array) -> Array:
         """The derivative of g: (m, n)."""
 
+    @property
+    def portable(self) -> bool:
+        """Can it be sent to another process?"""
+        return False
+
+    @property
+    def boxed(self) -> NDArray[np.bool_]:
+        """(m,) true for rows of boxes, y itself, which a solver may be told as bounds on y: n of them for every box."""
+        return np.zeros(len(self.linear_rows), dtype=bool)
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes there are."""
+        return int(self.boxed.sum()) // max(1, self.size)
+
+    def pull(self, y: Array, multipliers: Array) -> Array:
+        """J'mu: (n,)."""
+        return multipliers @ self.jacobian(y)
+
     @abstractmethod
     def digest(self) -> bytes:
         """A hash of f and g."""
@@ -79,17 +99,25 @@ class Program(ABC):
         worst = np.max(np.maximum(value - upper, lower - value), initial=0.0)
         return float(worst) if np.isfinite(worst) else np.inf
 
-    def kkt_residual(self, y: Array, lower: Array, upper: Array) -> float:
-        """How far y is from a point with multipliers; see the formula above."""
-        gradient = self.gradient(y)
+    def kkt_residual(self, y: Array, lower: Array, upper: Array, multipliers: Array | None = None) -> float:
+        """How far y is from a point with multipliers; see the formula above.
+
+        Those of a solver, if given, will do where they are good enough, which saves a factorisation.
+        """
+        if multipliers is not None:
+            found = self._residual(y, lower, upper, multipliers)
+            if found <= RESIDUAL or len(multipliers) * self.size > _LARGEST:
+                return found
         multipliers = self.multipliers(y, lower, upper)
-        if multipliers is None:
-            return np.inf
-        value = self.value(y)
+        return np.inf if multipliers is None else self._residual(y, lower, upper, multipliers)
+
+    def _residual(self, y: Array, lower: Array, upper: Array, multipliers: Array) -> float:
+        gradient, value = self.gradient(y), self.value(y)
         used = multipliers != 0
         slack = np.where(multipliers > 0, upper - value, value - lower)[used]
-        gap = np.abs(gradient + multipliers @ self.jacobian(y)).max()
-        return float(max(gap, np.abs(multipliers[used]) @ np.abs(slack)) / max(1.0, np.abs(gradient).max()))
+        gap = np.abs(gradient + self.pull(y, multipliers)).max()
+        found = max(gap, np.abs(multipliers[used]) @ np.abs(slack)) / max(1.0, np.abs(gradient).max())
+        return float(found) if np.isfinite(found) else np.inf
 
     def multipliers(self, y: Array, lower: Array, upper: Array) -> Array | None:
         """(m,) the multipliers that come closest to grad f + J'mu = 0; None if there are no such numbers."""
@@ -122,39 +150,66 @@ class Program(ABC):
 
 @dataclass(frozen=True, eq=False)
 class QuadraticRows:
-    """Rows y'H_i y + G_i y.
+    """Rows y'(H_i + F_i F_i') y + G_i y.
 
     Attributes:
         G: (m, n).
-        H: None for linear rows; diagonals (m, n); or symmetric matrices (m, n, n).
+        H: None for zero; diagonals (m, n); or symmetric matrices (m, n, n).
+        F: None for zero; or (m, n, k), beside diagonals H.
     """
 
     G: Array
     H: Array | None = None
+    F: Array | None = None
+
+    @property
+    def linear(self) -> bool:
+        """Are these linear rows?"""
+        return self.H is None and self.F is None
 
     def value(self, y: Array) -> Array:
         """(m,)."""
-        if self.H is None:
-            return self.G @ y
-        return (self.G + (self.H * y if self.H.ndim == 2 else self.H @ y)) @ y
+        return (self.G + self._bent(y)) @ y
 
     def jacobian(self, y: Array) -> Array:
         """(m, n)."""
-        if self.H is None:
-            return self.G
-        return self.G + 2 * (self.H * y if self.H.ndim == 2 else self.H @ y)
+        return self.G + 2 * self._bent(y)
+
+    def _bent(self, y: Array) -> Array | float:
+        """(H_i + F_i F_i') y: (m, n), or zero."""
+        bent = 0.0 if self.H is None else self.H * y if self.H.ndim == 2 else self.H @ y
+        return bent if self.F is None else bent + np.einsum("mnk,mk->mn", self.F, y @ self.F)
+
+    def hessian(self, multipliers: Array) -> Array | float:
+        """The second derivative of multipliers'g: (n, n), or zero."""
+        total = 0.0
+        if self.H is not None:
+            bend = np.tensordot(multipliers, self.H, 1)
+            total = 2 * (np.diag(bend) if bend.ndim == 1 else bend)
+        if self.F is not None:
+            total = total + 2 * np.einsum("m,mik,mjk->ij", multipliers, self.F, self.F, optimize=True)
+        return total
+
+    def whole(self) -> Array:
+        """H_i + F_i F_i', written out: (m, n, n)."""
+        m, n = self.G.shape
+        H = np.zeros((m, n)) if self.H is None else self.H
+        H = H if H.ndim == 3 else H[:, :, None] * np.eye(n)
+        return H if self.F is None else H + self.F @ self.F.transpose(0, 2, 1)
 
     def curvatures(self) -> tuple[Array, Array]:
-        """The least and the largest eigenvalue of every H_i: both (m,)."""
-        if self.H is None:
+        """The least and the largest eigenvalue of every H_i + F_i F_i': both (m,)."""
+        if self.linear:
             return np.zeros(len(self.G)), np.zeros(len(self.G))
-        values = self.H if self.H.ndim == 2 else np.linalg.eigvalsh(self.H)
+        plain = self.F is None and self.H is not None and self.H.ndim == 2
+        values = self.H if plain else np.linalg.eigvalsh(self.whole())
+        assert values is not None
         return values.min(1), values.max(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Structured(Program):
-    r"""A program that a solver can be told all about; only its bounds differ between instances.
+    r"""A program that a solver can be told all about; instances may share it and differ in their bounds alone.
 
     $f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j$, and g stacks linear and quadratic rows.
 
@@ -176,9 +231,13 @@ class Structured(Program):
         return len(self.square)
 
     @property
+    def portable(self) -> bool:
+        return True
+
+    @property
     def linear_rows(self) -> NDArray[np.bool_]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(m,) true for linear rows."""
-        return np.concatenate([np.full(len(block.G), block.H is None) for block in self.blocks])
+        return np.concatenate([np.full(len(block.G), block.linear) for block in self.blocks])
 
     def objective(self, y: Array) -> float:
         return float(np.sum(0.5 * self.square * y**2 + self.slope * y + self.sine * np.sin(y)))
@@ -209,9 +268,7 @@ class Structured(Program):
         total, first = np.diag(self.square - self.sine * np.sin(y)), 0
         for block in self.blocks:
             mu, first = multipliers[first : first + len(block.G)], first + len(block.G)
-            if block.H is not None:
-                bend = np.tensordot(mu, block.H, 1)
-                total = total + 2 * (np.diag(bend) if bend.ndim == 1 else bend)
+            total = total + block.hessian(mu)
         return total
 
     def why_not_convex(self, lower: Array, upper: Array) -> str | None:
@@ -230,7 +287,9 @@ class Structured(Program):
 
     def digest(self) -> bytes:
         parts = [self.square, self.slope, self.sine]
-        parts += [part for block in self.blocks for part in (block.G, np.empty(0) if block.H is None else block.H)]
+        for block in self.blocks:
+            parts += [block.G, np.empty(0) if block.H is None else block.H]
+            parts += [] if block.F is None else [block.F]
         return digest(*parts)
 
 

@@ -7,10 +7,10 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +18,19 @@ from torch import Tensor
 
 from snarenet.constraints.base import Instance
 from snarenet.constraints.data import describe
-from snarenet.problems.base import Problem
+from snarenet.problems.base import Problem, Split
 from snarenet.processes import scatter, scatter_over
-from snarenet.reference.engines import ENGINES, Engine
-from snarenet.reference.program import RESIDUAL, VIOLATION, Array, Program, Structured, digest
-from snarenet.reference.reading import Autograd, read_structure
+from snarenet.reference.engines import Clarabel, Engine, Gurobi, Slsqp
+from snarenet.reference.expressed import Expressed, Family, disagreement
+from snarenet.reference.ipopt import Ipopt
+from snarenet.reference.program import RESIDUAL, VIOLATION, Array, Program, digest
+from snarenet.reference.reading import Autograd, Lagrangian, boxed_rows, read_structure, why_not_convex
+from snarenet.reference.rows import array
 from snarenet.reference.store import Chunk, Store
 from snarenet.reference.threads import one_thread
 
+ENGINES: dict[str, type[Engine]] = {"ipopt": Ipopt, "clarabel": Clarabel, "slsqp": Slsqp, "gurobi": Gurobi}
+_ASKED = 50  # inputs without a feasible point that a solver is asked about: it takes long to give up
 CHUNK = 64  # instances; about a second's work, so a run that is killed loses little
 _FORMAT = 2  # of what is kept; raise it when the meaning of a file changes
 
@@ -67,12 +72,15 @@ def solve(
     The same call again reads the results from disk, and a call that was killed goes on where it stopped.
 
     Args:
-        problem: the problem. All engines but "slsqp" need the objective of a `Separable` problem, and linear or
-            quadratic constraints of which only the bounds depend on x.
+        problem: the problem. "clarabel" and "gurobi" need the objective of a `Separable` problem, and rows that are
+            linear, quadratic or those of an `L1Ball`; all of it may depend on x. "ipopt" and "slsqp" take any, with
+            derivatives by torch, but are several times faster where there is such a structure, or the problem has
+            `expressions`.
         x: (N, d) inputs; the test inputs unless given.
-        engine: "ipopt"; "clarabel" or "gurobi" for convex problems; "slsqp" for a problem with functions of your own.
-        starts: how many points to start from, of which the best solution counts. The first is the shortest solution of
-            the linear equalities, the others add N(0, I) to it. `problem.starts` unless given.
+        engine: "ipopt"; "clarabel" or "gurobi" for convex problems; "slsqp".
+        starts: how many points to start from, of which the best solution counts: the problem's `guesses`; without any,
+            the shortest solution of the linear equalities; further ones add N(0, I) to the first. `problem.starts`
+            unless given.
         workers: processes; as many as cores unless given. 1 stays in this process, as functions of your own always do.
             A script that uses more must call `solve` under `if __name__ == "__main__":`.
         cluster: address of a Ray cluster to solve on, with up to `workers` processes, or as many as it has room for;
@@ -112,7 +120,8 @@ class Task:
         engine: its name.
         lower: (k, m) lower bounds.
         upper: (k, m) upper bounds.
-        noise: (starts - 1, n) what the further starts add to the first.
+        noise: (starts - 1, n) what further starts add to the first.
+        guesses: (k, n) where to start, at most as many as starts; none for the program's own start.
     """
 
     programs: tuple[Program, ...]
@@ -120,44 +129,54 @@ class Task:
     lower: Array
     upper: Array
     noise: Array
+    guesses: Array
 
     def key(self) -> str:
         """A hash of all that the solutions depend on."""
         options = json.dumps([_FORMAT, self.engine, dict(ENGINES[self.engine].options)])
         programs = [program.digest() for program in dict.fromkeys(self.programs)]
-        numbers = digest(self.lower, self.upper, self.noise)
+        numbers = digest(self.lower, self.upper, self.noise, *([self.guesses] if len(self.guesses) else []))
         return hashlib.sha256(b"".join([options.encode(), *programs, numbers])).hexdigest()
 
 
 def _tasks(problem: Problem, x: Tensor, engine: str, noise: Array) -> list[Task]:
     """The instances in chunks, after a check that the engine is there and can solve them."""
     instance = problem.constraints.at(x.new_zeros(len(x), problem.size), x)
-    lower, upper = (bound.detach().cpu().numpy() for bound in (instance.lower, instance.upper))
+    programs, lower, upper = _read(problem, x, instance, engine)
+    guesses = None if problem.guesses is None else problem.guesses[: len(noise) + 1]
+    points = np.empty((0, problem.size)) if guesses is None else guesses.detach().double().cpu().numpy()
+    parts = [slice(first, first + CHUNK) for first in range(0, len(x), CHUNK)]
+    return [Task(tuple(programs[part]), engine, lower[part], upper[part], noise, points) for part in parts]
+
+
+def _read(problem: Problem, x: Tensor, instance: Instance, engine: str) -> tuple[Sequence[Program], Array, Array]:
+    """A program for each input, with bounds (N, m): by its structure where it has one, else by its functions."""
     kind, name = ENGINES[engine], problem.name or type(problem).__name__
-    program = read_structure(problem, instance.map)
-    if isinstance(program, str) and kind.structured:
-        raise ValueError(f'`engine` {engine!r} cannot read the problem {name!r}: {program}; use engine="slsqp"')
-    if isinstance(program, Structured):
-        reason = program.why_not_convex(lower, upper) if kind.convex else None
-        if reason:
-            raise ValueError(
-                f'`engine` {engine!r} solves convex problems only, but {name!r} is not: {reason}; use engine="ipopt"'
-            )
+    read = read_structure(problem, instance, x)
+    if isinstance(read, str):
+        if kind.structured:
+            raise ValueError(f'`engine` {engine!r} cannot read the problem {name!r}: {read}; use engine="ipopt"')
+        return _functions(problem, x, instance, name), array(instance.lower), array(instance.upper)
+    reason = why_not_convex(*read) if kind.convex else None
+    if reason:
+        raise ValueError(
+            f'`engine` {engine!r} solves convex problems only, but {name!r} is not: {reason}; use engine="ipopt"'
+        )
+    for program in read.programs[:1]:
         kind(program)  # a missing package is reported here, not by a worker
-    tasks = []
-    for first in range(0, len(x), CHUNK):
-        part = slice(first, min(first + CHUNK, len(x)))
-        programs = [
-            program if isinstance(program, Structured) else _autograd(problem, x, instance, i)
-            for i in range(part.start, part.stop)
-        ]
-        tasks.append(Task(tuple(programs), engine, lower[part], upper[part], noise))
-    return tasks
+    return read
 
 
-def _autograd(problem: Problem, x: Tensor, instance: Instance, i: int) -> Autograd:
-    index = torch.tensor([i], device=x.device)
-    return Autograd(problem, x[index], instance.select(index))
+def _functions(problem: Problem, x: Tensor, instance: Instance, name: str) -> Sequence[Program]:
+    """Programs by CasADi where the family is written for it, else by autograd."""
+    if type(problem).expressions is not Problem.expressions and len(x):
+        family = Family.of(problem, boxed_rows(instance.map))
+        if reason := disagreement(problem, family, x[:1]):
+            raise ValueError(f"the problem {name!r} contradicts itself: {reason}")
+        return [Expressed(family, one) for one in x.cpu().numpy().copy()]
+    lagrangian = Lagrangian(problem)
+    each = (torch.tensor([i], device=x.device) for i in range(len(x)))
+    return [Autograd(problem, x[index], instance.select(index), lagrangian) for index in each]
 
 
 def _run(
@@ -175,7 +194,7 @@ def _run(
     if done:
         progress(done, total)
     missing = {i: task for i, task in enumerate(tasks) if i not in chunks}
-    portable = all(isinstance(program, Structured) for task in missing.values() for program in task.programs)
+    portable = all(program.portable for task in missing.values() for program in task.programs)
     for i, chunk in _solved(missing, workers, cluster) if portable else _solved(missing, 1, None):
         store.save(keys[i], chunk)
         chunks[i] = chunk
@@ -200,27 +219,31 @@ def solve_chunk(task: Task) -> Chunk:
     engine = make(current)
     for program, lower, upper in zip(task.programs, task.lower, task.upper, strict=True):
         if program is not current:
-            engine, current = make(program), program
-        rows.append(_solve_instance(program, engine, lower, upper, task.noise))
+            engine, current = engine if engine.turn_to(program) else make(program), program
+        rows.append(_solve_instance(program, engine, lower, upper, task))
     value, kkt, seconds = zip(*rows, strict=True)
     return Chunk(np.array(value), np.array(kkt), np.array(seconds))
 
 
 def _solve_instance(
-    program: Program, engine: Engine, lower: Array, upper: Array, noise: Array
+    program: Program, engine: Engine, lower: Array, upper: Array, task: Task
 ) -> tuple[Array, float, float]:
     """(value, kkt, seconds) of the best start: the lowest objective that passes the check, else the least violation."""
-    first = program.least_norm(lower, upper)
+    more = program.size - task.noise.shape[1]  # variables that lift rows, zero at first
+    given, noise = (np.pad(points, ((0, 0), (0, more))) for points in (task.guesses, task.noise))
+    guesses = given if len(given) else program.least_norm(lower, upper)[None]
     found, seconds = [], 0.0
-    for start in (first, *(first + noise)):
+    for start in (*guesses, *(guesses[0] + noise[len(guesses) - 1 :])):
         begin = time.perf_counter()
         y = engine(start, lower, upper)
         seconds += time.perf_counter() - begin
-        violation, kkt = program.violation(y, lower, upper), program.kkt_residual(y, lower, upper)
+        y = engine.finish(y, lower, upper)
+        violation = program.violation(y, lower, upper)
+        kkt = program.kkt_residual(y, lower, upper, engine.multipliers)
         ok = violation <= VIOLATION and kkt <= RESIDUAL
         found.append((not ok, program.objective(y) if ok else violation, y, kkt))
     _, _, y, kkt = min(found, key=lambda candidate: candidate[:2])
-    return y, kkt, seconds / len(found)
+    return y[: task.noise.shape[1]], kkt, seconds / len(found)
 
 
 def _check(problem: Problem, x: Tensor, chunks: Iterable[Chunk]) -> Reference:
@@ -240,3 +263,12 @@ def _check(problem: Problem, x: Tensor, chunks: Iterable[Chunk]) -> Reference:
             stacklevel=3,
         )
     return Reference(value, objective.where(ok, torch.nan), ok, violation, kkt, seconds)
+
+
+def overlooked(problem: Problem, split: Split, engine: str = "ipopt", **options: Any) -> int:
+    """How many inputs of a split were left out though the solver finds a feasible point; of the first 50 left out."""
+    x = problem.infeasible(split)[:_ASKED]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no solution is what is expected
+        found = solve(problem, x, engine, starts=1, **options)
+    return int((found.violation <= VIOLATION).sum())

@@ -1,17 +1,18 @@
 """The repair: engines that take predictions to a set, starts that bring them near it, and how both are chosen."""
 
-from snarenet.repair.choose import prepare
 from snarenet.repair.explain import Explanation, explain, explain_alone, explain_with
-from snarenet.repair.options import Options, Rows, Solver, Store, Weigh
+from snarenet.repair.options import Nearest, Options, Rows, Solver, Start, Store
 from snarenet.repair.repair import repair, repair_with
+from snarenet.repair.start.nearest import prepare
 
 __all__ = [
     "Explanation",
+    "Nearest",
     "Options",
     "Rows",
     "Solver",
+    "Start",
     "Store",
-    "Weigh",
     "explain",
     "explain_alone",
     "explain_with",

@@ -20,7 +20,7 @@ from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.gpu.sparse import kernel_systems
 from snarenet.repair.gpu.stepping import KernelLoop, KernelSpace
 from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace, Systems
-from snarenet.repair.metric import metric_of
+from snarenet.repair.metric import Metric
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
@@ -44,7 +44,7 @@ def choose(options: Options, memo: Memo, instance: Instance, y: Tensor, units: T
 
 def _in_constraint_space(options: Options, memo: Memo, instance: Instance, y: Tensor) -> Choice | None:
     """An engine on z = A y, if all rows are constant and may all be used."""
-    parts, damping = instance.map.parts, options.damping
+    parts, damping = instance.map.parts, options.rule
     if hindrance(options, memo, parts) is not None:
         return None
     space = ConstraintSpace(_spectrum(memo, parts, list(range(len(parts))), damping.relative))
@@ -62,14 +62,14 @@ def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
     if not all(_is_matrix(part) for part in parts):
         box = all(part.constant for part in parts)
         return "a box is eliminated" if box else "not all rows are linear with one matrix for all samples"
-    spectrum = _spectrum(memo, parts, list(range(len(parts))), options.damping.relative)
+    spectrum = _spectrum(memo, parts, list(range(len(parts))), options.rule.relative)
     dependent = options.rows == "auto" and spectrum.least < _CONDITION
     return "constant rows are dependent, or nearly so" if dependent else None
 
 
 def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None) -> Choice:
     """An engine on y, with a box or constant rows eliminated."""
-    parts, damping, krylov = instance.map.parts, options.damping, options.krylov
+    parts, damping, krylov = instance.map.parts, options.rule, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
     on_pattern = _systems(instance) if krylov is None else None
@@ -111,8 +111,8 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         scale_fn = None if others.linear and not others.tensors(y) else lambda map, y: positive(norms(map, y))
         with without_grad():
             scale = positive(norms(others, y.detach()))
-    # the kernels of a step know no metric
-    kernels = on_pattern is kernel_systems and not damping.searches and units is None
+    # the kernels of a step know no metric without relative damping
+    kernels = on_pattern is kernel_systems and not damping.searches and (units is None or damping.relative)
     kind, loop = (KernelSpace, KernelLoop) if kernels else (OutputSpace, Loop)
     space = kind(
         eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern,
@@ -196,7 +196,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
     space = BoundedSpace(
         others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _systems(instance), scale
     )
-    return Choice(Loop(space, options.damping, options.tol, options.max_steps), lower, upper), y
+    return Choice(Loop(space, options.rule, options.tol, options.max_steps), lower, upper), y
 
 
 def _order(parts: Sequence[Map], sequence: list[int], device: torch.device) -> Tensor:
@@ -241,14 +241,11 @@ def _spectrum(memo: Memo, parts: Sequence[Map], chosen: list[int], relative: boo
     return memo.get(("spectrum", *chosen, relative, matrices[0].dtype), matrices, build)
 
 
-def prepare(options: Options, constraints: Constraints, weights: Tensor | None = None) -> None:
+def prepare(options: Options, constraints: Constraints, metric: Metric | None) -> None:
     """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
-    metric = metric_of(options, constraints.memo, weights, None if weights is None else len(weights))
-    if options.krylov is not None:  # the matrix-free route needs no decomposition
-        return
     maps = [part.constant_map(options.dtype) if isinstance(part, Linear) else None for part in constraints.parts]
     if all(map is not None for map in maps):
         memo, known = constraints.memo, StackedMap([map for map in maps if map is not None])
         if metric is not None:
             memo, known = metric.memo, metric.map(known)
-        _spectrum(memo, known.parts, list(range(len(known.parts))), options.damping.relative)
+        _spectrum(memo, known.parts, list(range(len(known.parts))), options.rule.relative)

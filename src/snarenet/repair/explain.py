@@ -5,7 +5,7 @@ Nothing is decided here: `choose.py` chooses, the engine that comes back describ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from snarenet.constraints import Constraints, Instance
 from snarenet.constraints.maps import FunctionMap, IdentityMap, Map
 from snarenet.constraints.structure import Structure
-from snarenet.damping import Annealed, as_damping
+from snarenet.damping import as_damping
 from snarenet.repair.advice import advise
 from snarenet.repair.choose import choose, hindrance, why
 from snarenet.repair.engine import Batch
 from snarenet.repair.metric import metric_of
-from snarenet.repair.options import Options, check_weights
+from snarenet.repair.options import Options, as_start, as_weights, check_weights
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.rescue import attempts
 from snarenet.repair.start import nearest
@@ -134,10 +134,12 @@ def explain(constraints: Constraints, y: Tensor | None = None, x: Any = None, **
         >>> print(sn.explain(simplex).system)
         dense Cholesky factors, 1 x 1 a sample at most: the rows in use
     """
-    relax, weights, dtype = options.pop("relax", 0.0), options.pop("weights", None), options.pop("dtype", None)
-    damping = as_damping(options.pop("damping", Annealed()))
-    asked = Options(damping, dtype=dtype or torch.float64, **options)
-    check_weights(weights, asked)
+    relax, dtype = options.pop("relax", 0.0), options.pop("dtype", None)
+    weights = as_weights(options.pop("weights", None), options.pop("scale", None), constraints.memo)
+    damping = as_damping(options.pop("damping", "auto"))
+    start = as_start(options.pop("start", "auto"), options.pop("nearest", None))
+    asked = Options(damping, start=start, dtype=dtype or torch.float64, **options)
+    check_weights(weights)
     return explain_with(asked, constraints, y, x, relax, weights)
 
 
@@ -148,8 +150,9 @@ def explain_with(
     x: Any = None,
     relax: float | Tensor = 0.0,
     weights: Tensor | None = None,
+    recorded: bool = False,
 ) -> Explanation:
-    """`explain` with options that were checked before."""
+    """`explain` with options that were checked before; `recorded`: of a repair that is replayed."""
     if isinstance(y, Tensor) and y.ndim == 1:
         y, x = y.unsqueeze(0), tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, x)
     if y is None and (y := _made_up(constraints, x)) is None:
@@ -163,6 +166,8 @@ def explain_with(
         if metric is not None:
             memo, units, first = metric.memo, metric.units, metric.into(start)
             taken = instance._replace(map=metric.map(instance.map))
+        plan = nearest.plan(options, instance, recorded)
+        options = replace(options, damping=plan.damping)
         engine, lower, upper = choose(options, memo, taken, first, units)
         with torch.no_grad():
             start = start.detach()
@@ -182,10 +187,10 @@ def explain_with(
         engine=found.engine,
         system=found.system,
         reasons=reasons,
-        start=_start(options, instance.map),
+        start=nearest.describe(plan, instance.map),
         metric="" if metric is None else str(metric),
-        damping=f"{options.damping}{pace}",
-        rescue=f"up to {tries} more attempt{'s' * (tries > 1)}" if tries else "none",
+        damping=f"{options.rule}{pace}",
+        rescue=_rescue(tries, options.restarts),
         memory=found.nbytes,
         advice=advice,
     )
@@ -198,11 +203,11 @@ def explain_alone(constraints: Constraints, engine: str = "known with y and x: g
     return Explanation(constraints.size, constraints.rows_for(constraints.size), 0, box, parts, engine)
 
 
-def _start(options: Options, map: Map) -> str:
-    """Where the repair begins, in words."""
-    return (
-        nearest.describe(map, options.nearest, options.krylov is not None) if options.nearest else "at the prediction"
-    )
+def _rescue(attempts: int, restarts: int) -> str:
+    """What samples get that do not converge, in words."""
+    more = f"up to {attempts} more attempt{'s' * (attempts > 1)}" if attempts else ""
+    again = f"{restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+    return " and ".join(words for words in (more, again) if words) or "none"
 
 
 def _made_up(constraints: Constraints, x: Any) -> Tensor | None:

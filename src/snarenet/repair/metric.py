@@ -66,13 +66,12 @@ class Metric:
 
 def metric_of(options: Options, memo: Memo, weights: Tensor | None, size: int | None) -> Metric | None:
     """The metric of the repair's steps for y of `size` entries, made and checked once; None for plain distances."""
-    check_weights(weights, options)
+    check_weights(weights)
     if weights is None:
         return None
 
     def build() -> Metric:
-        check_weights(weights, options, size, numbers=True)
+        check_weights(weights, size, numbers=True)
         return Metric(weights, options.dtype)
 
-    metric = memo.get(("metric", size, options.dtype), (weights,), build)
-    return metric if options.weigh == "all" else None
+    return memo.get(("metric", size, options.dtype), (weights,), build)

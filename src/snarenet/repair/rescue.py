@@ -37,8 +37,8 @@ class Attempt:
         """What this attempt asks of a repair that was asked for so."""
         if self.damping is not None:
             return replace(asked, damping=Adaptive(self.damping), rows="active")
-        assert isinstance(asked.damping, Annealed)
-        return replace(asked, damping=replace(asked.damping, own_pace=False))
+        assert isinstance(asked.rule, Annealed)
+        return replace(asked, damping=replace(asked.rule, own_pace=False))
 
 
 _SCHEDULE = Attempt(damping=None)  # slower and steadier than a pace of its own
@@ -54,14 +54,24 @@ ATTEMPTS = (
 
 def attempts(options: Options, instance: Instance) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
-    first = (_SCHEDULE,) if options.damping.paced and not instance.map.diagonal_hessian else ()
+    first = (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
     return first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
+
+
+def elsewhere(k: int, y: Tensor) -> Tensor:
+    """Where restart k begins: predictions (B, n) moved at random, each variable by about its size or 1."""
+    return _moved(y, 1.0, len(ATTEMPTS) + k)
 
 
 def begin(attempt: Attempt, start: Tensor, best: Tensor) -> Tensor:
     """Where the attempt begins, from the start of the repair and the best point so far."""
     if attempt.kick is None:
         return start
-    seed = torch.Generator().manual_seed(ATTEMPTS.index(attempt))
-    direction = torch.randn(start.shape[1], generator=seed, dtype=torch.float64).to(start)
-    return best + attempt.kick * best.abs().clamp(min=1) * direction
+    return _moved(best, attempt.kick, ATTEMPTS.index(attempt))
+
+
+def _moved(y: Tensor, kick: float, seed: int) -> Tensor:
+    """y (B, n) moved in a direction that belongs to the seed, the same for all samples."""
+    draw = torch.Generator().manual_seed(seed)
+    direction = torch.randn(y.shape[1], generator=draw, dtype=torch.float64).to(y)
+    return y + kick * y.abs().clamp(min=1) * direction

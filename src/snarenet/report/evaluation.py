@@ -45,7 +45,9 @@ def sentence(evaluation: Evaluation) -> str:
     if not clauses:
         return "The evaluation holds no results."
     *others, last = clauses
-    return f"On {where or 'the'} instances {', '.join(others)}{', and ' if others else ''}{last}."
+    said = f"On {where or 'the'} instances {', '.join(others)}{', and ' if others else ''}{last}."
+    left_out = evaluation.get("infeasible")
+    return f"{said} Left out: {left_out} further ones that have no feasible point." if left_out else said
 
 
 def _quality(evaluation: Evaluation) -> str:
@@ -97,6 +99,7 @@ def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]
             ("below 0", _optional(percent, pick(e, "gap", "negative"))),
             ("below 1e-4", _optional(percent, pick(e, "gap", "optimal"))),
             ("below 1e-4 and feasible to 1e-4", _optional(percent, e.get("solved"))),
+            ("left out: no feasible point", _optional(str, e.get("infeasible") or None)),
             ("instances with a reference", _optional(str, pick(e, "gap", "instances"))),
         ],
         "Objective": [
@@ -116,6 +119,9 @@ def evaluation_groups(evaluation: Evaluation) -> dict[str, list[tuple[str, str]]
         "Repair and time": [
             ("tolerance", _optional("{:g}".format, e.get("tol"))),
             ("converged", _optional(percent, e.get("converged"))),
+            ("inequalities at a bound", _optional(percent, e.get("tight"))),
+            ("from predictions to outputs, over what outputs vary by", _optional(number, e.get("distance"))),
+            ("outputs that are stuck", _optional(percent, e.get("stuck"))),
             ("steps, median", _optional(number, pick(e, "steps", "median"))),
             ("steps, largest", _optional(number, pick(e, "steps", "max"))),
             ("time per instance", _optional(duration, pick(e, "seconds", "model"))),
@@ -132,6 +138,7 @@ _COLUMNS: tuple[tuple[Column, Callable[[Evaluation], Any]], ...] = (
     (Column("gap_max", "gap\nmax"), lambda e: pick(e, "gap", "max")),
     (Column("objective", "mean\nf(y)", "number"), lambda e: None if e.get("gap") else pick(e, "objective", "mean")),
     (Column("error", "max\nerror"), lambda e: _worst(e)),
+    (Column("infeasible", "no\npoint", "count"), lambda e: e.get("infeasible") or None),
     (Column("feasible", "feasible", "percent"), lambda e: found[1] if (found := feasible_at(e)) else None),
     (Column("tol", "to"), lambda e: found[0] if (found := feasible_at(e)) else None),
     (Column("steps", "steps", "number"), lambda e: pick(e, "steps", "median")),

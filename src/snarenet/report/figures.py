@@ -209,13 +209,19 @@ def draw_steps(steps: np.ndarray) -> Picture:
         return Picture(to_svg(figure), caption, f"Histogram of the steps, from {first} to {last}.")
 
 
-def draw_trajectories(trajectory: np.ndarray, obstacles: np.ndarray | None = None, most: int = 100) -> Picture:
-    """Paths in the plane of vehicles that drive to the origin.
+def draw_trajectories(
+    trajectory: np.ndarray,
+    obstacles: np.ndarray | None = None,
+    most: int = 100,
+    goal: tuple[float, float] = (0.0, 0.0),
+) -> Picture:
+    """Paths in the plane of vehicles that drive to a goal.
 
     Args:
         trajectory: (N, K, 2 or more) states whose first two entries are the position.
         obstacles: (M, 4) ellipses: centre (cx, cy) and radii (rx, ry).
         most: at most so many paths are drawn, evenly chosen.
+        goal: where they drive.
     """
     drawn = trajectory[np.linspace(0, len(trajectory) - 1, min(most, len(trajectory))).round().astype(int)]
     with _axes(height=4.0) as (figure, axes):
@@ -228,13 +234,13 @@ def draw_trajectories(trajectory: np.ndarray, obstacles: np.ndarray | None = Non
             axes.plot(path[:, 0], path[:, 1], color=BLUE, linewidth=0.7, alpha=0.6)
         axes.plot(drawn[:, 0, 0], drawn[:, 0, 1], "o", color=ORANGE, markersize=2.5, label="start")
         axes.plot(drawn[:, -1, 0], drawn[:, -1, 1], "o", color=GREEN, markersize=2.5, label="end")
-        axes.plot(0, 0, "x", color="0.2", markersize=6, label="goal")
+        axes.plot(*goal, "x", color="0.2", markersize=6, label="goal")
         axes.set(xlabel="position $p_x$ (units of length)", ylabel="position $p_y$ (units of length)", aspect="equal")
         axes.margins(0.05)
         _legend(axes)
         among = f" among {len(obstacles)} obstacles" if obstacles is not None else ""
         caption = f"Trajectories of {len(drawn)} of {len(trajectory)} instances{among}."
-        return Picture(to_svg(figure), caption, f"Map of the paths from their starts towards the origin{among}.")
+        return Picture(to_svg(figure), caption, f"Map of the paths from their starts towards the goal{among}.")
 
 
 @contextmanager

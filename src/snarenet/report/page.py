@@ -111,16 +111,18 @@ def _instances(content: _Content) -> str:
     if steps is not None:
         pictures.append(figures.draw_steps(steps))
     if trajectory is not None:
-        pictures.append(figures.draw_trajectories(trajectory, _obstacles(content.run)))
+        obstacles, goal = _scene(content.run)
+        pictures.append(figures.draw_trajectories(trajectory, obstacles, goal=goal))
     return section("Instances", text + gallery(pictures))
 
 
-def _obstacles(run: Run) -> np.ndarray | None:
-    """The obstacles (K, 4) of the problem's constraints, if it is a known one and has any."""
+def _scene(run: Run) -> tuple[np.ndarray | None, tuple[float, float]]:
+    """The obstacles (K, 4) of the problem or its constraints, if it is a known one and has any; and the goal."""
     if run.problem_name not in problems.names():
-        return None
-    obstacles = getattr(run.make_problem().constraints, "obstacles", None)
-    return None if obstacles is None else np.asarray(obstacles)
+        return None, (0.0, 0.0)
+    problem = run.make_problem()
+    obstacles = getattr(problem, "obstacles", getattr(problem.constraints, "obstacles", None))
+    return None if obstacles is None else np.asarray(obstacles), getattr(problem, "goal", (0.0, 0.0))
 
 
 def _results(content: _Content) -> str:

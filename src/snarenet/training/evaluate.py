@@ -15,7 +15,8 @@ from snarenet.layers import Layer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.problems.base import Split
-from snarenet.training.metrics import summarize
+from snarenet.training.metrics import nearness, summarize
+from snarenet.training.witness import Witness
 
 
 class Evaluation(NamedTuple):
@@ -56,7 +57,8 @@ def evaluate(
     with at(layer, layer.tol if tol is None else tol, layer.max_steps), torch.no_grad():
         model.eval()
         try:
-            outcome = problem.run(model, x)
+            witness = Witness(model)
+            outcome = problem.run(witness, x)
             seconds = _seconds(lambda: problem.run(model, x), x.device) / len(x) if timed else None
             trajectory: Callable[..., Tensor] | None = getattr(problem, "trajectory", None)
             path = None if trajectory is None else trajectory(model, x)
@@ -64,8 +66,10 @@ def evaluate(
             model.train(training)
         summary = {
             "split": split,
+            "infeasible": len(problem.infeasible(split)),
             "tol": layer.tol,
             **summarize(outcome, problem.equalities(x), reference),
+            **({} if witness.only is None else nearness(witness.only, problem, x, layer.metric)),
             "seconds": {"model": seconds, "reference": reference_seconds, "engine": engine},
         }
     return Evaluation(summary, _arrays(outcome, reference, path))

@@ -19,11 +19,11 @@ PROBLEM = {"name": str, "sizes": {}, "fingerprint": str}
 SCORE = {name: float if name == "objective" else int for name in Score._fields}
 KEPT = {"epoch": int, "last": int, "best": SCORE}
 SUMMARY = {
-    **dict.fromkeys(("tol", "violation", "violations", "converged", "solved"), float),
+    **dict.fromkeys(("tol", "violation", "violations", "converged", "solved", "tight", "distance", "stuck"), float),
     **dict.fromkeys(("objective", "gap", "ineq", "eq", "steps"), _NUMBERS),
     "feasible": {float: float},  # the share at each tolerance
     "split": str,
-    "instances": int,
+    **dict.fromkeys(("instances", "infeasible"), int),
     "seconds": {"model": float, "reference": float, "engine": str},
 }
 LINE = {"epoch": int, "step": int, "best": int, "valid": SUMMARY, "": float}

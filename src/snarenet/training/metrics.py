@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.problems import Outcome
+from snarenet.layers.proximity import REACH
+from snarenet.problems import Outcome, Problem
+from snarenet.solution import Solution
 
 _TINY = 1e-16
 _COUNTED = 1e-4  # a row violated by more than this counts as a violation (the paper)
+_TIGHT = 1e-5  # a row is at a bound that is so near, relative to the bound where that is larger than 1
 _THRESHOLDS = (1e-1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
 
 
@@ -50,6 +53,35 @@ def errors(rows: Tensor) -> dict[str, float]:
         return {"max": 0.0, "mean": 0.0, "gmean": _TINY}
     per_instance = rows.clamp(min=_TINY).log().mean(1).exp()
     return {"max": rows.max().item(), "mean": rows.mean().item(), "gmean": gmean(per_instance)}
+
+
+def nearness(solution: Solution, problem: Problem, x: Tensor, weights: Tensor | None) -> dict[str, float]:
+    """What says whether outputs can learn: an output on a bound has no gradient across it, wherever its prediction is.
+
+    `tight` is the share of inequalities at one of their bounds. `distance` is that from predictions to outputs, root
+    mean square in the metric of `weights`, over what outputs vary by. `stuck` is the share of outputs that are farther
+    from their predictions than `proximity` allows for, and than outputs vary on average.
+    """
+    value, raw = solution.value.to(torch.float64), solution.raw.to(torch.float64)
+    value, raw, x = (tensor[solution.converged] for tensor in (value, raw, x))
+    if not len(value):
+        return {}
+    instance = problem.constraints.at(value, x)
+    rows, unequal = instance.map.value(value), instance.lower < instance.upper
+    near = (rows - instance.lower <= _near(instance.lower)) | (instance.upper - rows <= _near(instance.upper))
+    root = torch.ones_like(value[0]) if weights is None else weights.sqrt()
+    varies, away = root * value.std(0, correction=0), root * (value - raw).square().mean(0).sqrt()
+    typical = varies.square().mean().sqrt()
+    return {
+        "tight": (near & unequal).sum().item() / max(1, int(unequal.sum())),
+        "distance": (away.square().mean().sqrt() / typical).item() if typical else 0.0,
+        "stuck": ((away > REACH * varies) & (away > typical)).double().mean().item(),
+    }
+
+
+def _near(bound: Tensor) -> Tensor:
+    """How near a bound counts as at it; nothing is near an infinite one."""
+    return torch.where(bound.isfinite(), _TIGHT * (1 + bound.abs()), -math.inf)
 
 
 def summarize(outcome: Outcome, equal: Tensor, reference: Tensor | None = None) -> dict[str, Any]:

@@ -26,6 +26,8 @@ def describe(line: dict[str, Any]) -> str:
         parts.append(f"objective {valid['objective']['mean']:.4f}")
     parts.append(f"violation {valid.get('violation', line['violation']):.0e}")
     parts.append(f"steps {line['steps']:.0f}")
+    if "tight" in valid:
+        parts.append(f"at bounds {valid['tight']:.0%}, moved {valid['distance']:.1f}")
     if line["relax"]:
         parts.append(f"ε {line['relax']:.1e}")
     if line.get("best", line["epoch"]) != line["epoch"]:

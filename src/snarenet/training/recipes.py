@@ -1,7 +1,8 @@
 """Recipes and settings: data, no code but the look-up.
 
-A *recipe* fills the fields of `TrainConfig`, by its name, the family of the problem and the method. A *setting* is what
-the layer of another method than ours is told, by the method, the setting's name and the family.
+A *recipe* fills the fields of `TrainConfig`. `best` is what their defaults say, for every problem, but for what the
+problem itself or another method than ours needs; `paper` goes by the family as well. A *setting* is what the layer of
+another method than ours is told, by the method, the setting's name and the family.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from typing import Any, Literal
 
 import torch
 
+from snarenet import problems
+from snarenet.problems import Problem
+
 Setting = Literal["fair", "paper"]
 Fields = dict[str, Any]
 
 
-def fields(recipe: str, problem: str, method: str) -> Fields:
-    """What a recipe says about a family and a method; fields that it does not name have their defaults."""
+def fields(recipe: str, problem: str | Problem, method: str) -> Fields:
+    """What a recipe says about a problem, or family, and a method; fields that it does not name have their defaults."""
+    name = problem if isinstance(problem, str) else problem.name
     if recipe == "paper":
-        return _PAPER | _PAPER_FAMILIES.get(problem, {}) | _PAPER_METHODS.get(method, {})
+        return _PAPER | _PAPER_FAMILIES.get(name, {}) | _PAPER_METHODS.get(method, {})
     if recipe == "best":
-        own = _BEST_OURS.get(problem, {}) if method == "snare" else _BEST_METHODS.get(method, {})
-        return _BEST_FAMILIES.get(problem, {}) | own
+        own = problems.recipe(problem) if isinstance(problem, str) else problem.recipe
+        return {**own, **_BEST_METHODS.get(method, {})}
     raise ValueError(f"`name` must be 'best' or 'paper', but got {recipe!r}")
 
 
@@ -51,7 +56,13 @@ _PAPER: Fields = {
     "relaxation": "adarel",
     "relax_epochs": 500,
     "relax_mode": "train",
+    "proximity": 0.0,
     "damping": 0.01,
+    "damping_start": 10.0,  # of no use beside a constant damping; as in runs made before
+    "damping_ratio": 0.6,
+    "start": "none",
+    "weights": "none",
+    "standardise": False,
     "rows": "all",
     "rescue": False,
     "keep": "last",
@@ -68,41 +79,16 @@ _PAPER_FAMILIES: dict[str, Fields] = {
     },
 }
 
-# Curved sets: without the pull of the proximity predictions drift away from the set and learning slows down.
-# There a ratio of 0.5 trains as well as 0.6, in fewer steps.
-_BEST_FAMILIES: dict[str, Fields] = {
-    **{family: {"proximity": 1e-3, "damping_ratio": 0.5} for family in _CURVED},
-    # a policy that starts as the nominal controller; with two variables few steps of the repair suffice
-    "cbf": {
-        "epochs": 30,
-        "batch": 100,
-        "width": 200,
-        "head": 0.01,
-        "optimizer": "adamw",
-        "lr": 3e-3,
-        "weight_decay": 0.0,
-        "penalty": 10.0,
-        "damping_ratio": 0.3,
-    },
-}
-
-# A start at the projection, or near it, trains better, and more so if distances are weighed by the curvature of the
-# objective. Gaps on the validation instances, one seed, batches of 400: after 40 epochs of `nclp` 1.9e-5, unweighted
-# 6.4e-5; after 12 of `ncqcqp` 1.4e-4, without it 1.6e-3. On test instances, after 60 of `qcqp` 2.9e-5 and 5.1e-4
-# (`snarenet reproduce inequalities` and `rows`).
-_BEST_OURS: dict[str, Fields] = {
-    "nclp": {"nearest": 35, "curvature": True, "damping_start": 1e-3, "damping_ratio": 0.1},
-    **{family: {"nearest": 26, "curvature": True} for family in _CURVED},
-}
-
 # Methods that leave violations need a penalty in the loss. Chosen by the mean objective on the validation instances of
-# `nclp` and `qcqp`, one seed, 40 epochs; ours has settings of its own above.
+# `nclp` and `qcqp`, one seed, 40 epochs.
 _BEST_METHODS: dict[str, Fields] = {
-    "soft": {"penalty": 10.0},
-    "dc3": {"penalty": 100.0},
-    "hardnet": {"relaxation": "adarel"},
+    "soft": {"penalty": 10.0, "proximity": 0.0},
+    "dc3": {"penalty": 100.0, "proximity": 0.0},
+    "hardnet": {"relaxation": "adarel", "proximity": 0.0},
     "hardnet++": {"relaxation": "adarel", "proximity": 1e-3},
-    "hproj": {"penalty": 10.0},
+    "optnet": {"proximity": 1e-3},
+    "hproj": {"penalty": 10.0, "proximity": 0.0},
+    "pinet": {"proximity": 0.0},
     "fsnet": {"penalty": 10.0, "proximity": 0.1},
 }
 _NO_RELAXATION = {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}

@@ -27,6 +27,7 @@ from snarenet.training.config import TrainConfig
 from snarenet.training.folder import Folder, RunError, words
 from snarenet.training.forms import misfit
 from snarenet.training.parts.schedule import Keep
+from snarenet.training.typical import Found
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
 _CHECKPOINT, _MODEL = "checkpoint.safetensors", "model.safetensors"
@@ -199,11 +200,11 @@ class Run(Folder):
             keep: "best" or "last" for these weights, from the checkpoint, whichever the configuration says.
         """
         problem = self.load_problem() if problem is None else problem
-        model = self.config.build(problem)
-        if net is not None:
-            model = ConstrainedModel(net, model.layer)
         name = _MODEL if keep is None and (self.path / _MODEL).exists() else _CHECKPOINT
         weights = self.read_tensors(_MODEL)[0] if name == _MODEL else self._weights(keep)
+        model = self.config.build(problem, net, found=Found.blank(problem))  # what was found is among the weights
+        if net is not None and not any(key.startswith("units.") for key in weights):
+            model.units = None  # it was trained without any
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:

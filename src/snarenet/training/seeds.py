@@ -63,14 +63,17 @@ def _replace(net: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def stack(models: Sequence[ConstrainedModel]) -> ConstrainedModel:
     """One model of all of these, with the layer of the first; a single model stays as it is."""
-    return models[0] if len(models) == 1 else ConstrainedModel(StackedNet([m.net for m in models]), models[0].layer)
+    first = models[0]
+    return (
+        first if len(models) == 1 else ConstrainedModel(StackedNet([m.net for m in models]), first.layer, first.units)
+    )
 
 
 def windows(model: ConstrainedModel) -> list[ConstrainedModel]:
     """What `stack` made, model by model: they share its tensors and its layer."""
     if not isinstance(model.net, StackedNet):
         return [model]
-    return [ConstrainedModel(model.net.window(k), model.layer) for k in range(model.net.count)]
+    return [ConstrainedModel(model.net.window(k), model.layer, model.units) for k in range(model.net.count)]
 
 
 def cannot_stack(model: ConstrainedModel, problem: Problem) -> str:
@@ -80,6 +83,6 @@ def cannot_stack(model: ConstrainedModel, problem: Problem) -> str:
         return f"{layer.title} makes random choices of its own for each seed"
     if any(parameter.requires_grad for parameter in layer.parameters()):
         return "the constraints are trained, too"
-    if not problem.solvable:
+    if not problem.direct:
         return f"`{type(problem).__name__}` has a `run` of its own, which may take samples apart"
     return ""

@@ -24,6 +24,8 @@ from snarenet.training.run import Run
 from snarenet.training.seeds import stack, windows
 from snarenet.training.step import Stepper
 
+_MANY = 0.2  # share of outputs; some may have every reason to stay where they are
+
 
 def check_trainable(model: ConstrainedModel, problem: Problem, config: TrainConfig) -> None:
     """Raise unless the model can be trained on the problem in this way: what only these three together can say."""
@@ -33,6 +35,8 @@ def check_trainable(model: ConstrainedModel, problem: Problem, config: TrainConf
     if config.relaxation != "none" and layer.predictions(problem.size) != problem.size:
         raise ValueError(f"`relaxation` must be 'none' for {layer.title}, whose predictions are not points of the set")
     if config.fresh:
+        if not problem.always_feasible:
+            raise ValueError("`fresh` must be False for inputs that may have no feasible point; draw more instances")
         problem.sample(1, torch.Generator(problem.inputs.device))
 
 
@@ -89,7 +93,7 @@ class Session:
             Member(run, model, averaged, generator, self.config.build_relaxation())
             for run, model, averaged, generator in zip(runs, each, averages, generators, strict=True)
         ]
-        self.epoch, self.seconds = 0, 0.0
+        self.epoch, self.seconds, self.warned = 0, 0.0, False
         group.broadcast(self.model.state_dict().values())
 
     @property
@@ -102,7 +106,9 @@ class Session:
         layer = self.model.layer
         begin = time.perf_counter()
         with pretraining(layer.title, quiet) as show:
-            layer.pretrain(self.data, steps=self.config.pretrain or None, seed=self.config.seed, progress=show)
+            layer.pretrain(
+                self.problem.seen(self.data), steps=self.config.pretrain or None, seed=self.config.seed, progress=show
+            )
         for member in self.members:
             if self.config.relaxation == "adarel":
                 self._measure(member)
@@ -115,7 +121,8 @@ class Session:
     def _measure(self, member: Member) -> None:
         """Set the relaxation of a run; as in training, in batches of the size that batch norm will see."""
         training = self.config.relax_mode == "train"
-        batches = self.data.tensor_split(self.steps_per_epoch) if training else self.data
+        data = self.problem.seen(self.data)
+        batches = data.tensor_split(self.steps_per_epoch) if training else data
         member.relaxation.measure(member.model, batches, training)
 
     def epochs(self, reference: Tensor | None) -> Iterator[list[dict[str, Any]]]:
@@ -124,7 +131,7 @@ class Session:
             begin = time.perf_counter()
             found = self._train_epoch()
             self.epoch += 1
-            self._check([line["loss"] for line in found])
+            self._check([line["loss"] + line["objective"] for line in found])  # a loss may leave out what is no number
             self.seconds += time.perf_counter() - begin  # of training alone
             done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
             lines = [{**done, **line, "seconds": self.seconds} for line in found]
@@ -138,7 +145,20 @@ class Session:
         found = evaluate(member.evaluated, self.problem, "valid", reference=reference, timed=False).summary
         member.best.offer(Score.of(self.epoch, found), member.evaluated)
         score = member.best.score
+        self._warn_of_stuck(found)
         return {"valid": found} | ({} if score is None else {"best": score.epoch})
+
+    def _warn_of_stuck(self, found: dict[str, Any]) -> None:
+        """Say once if, after half of the epochs, many outputs are stuck on bounds and nothing brings them back."""
+        share, pulled = found.get("stuck") or 0.0, self.config.proximity == "auto"
+        if self.warned or pulled or share < _MANY or 2 * self.epoch < self.config.epochs or not self.group.leads:
+            return
+        self.warned = True
+        warnings.warn(
+            f"{share:.0%} of the outputs sit on a bound, far from what the network predicts, and hardly vary: they get "
+            f"no gradient there; with `proximity` 'auto' instead of {self.config.proximity:g} they come back",
+            stacklevel=2,
+        )
 
     def _check(self, losses: list[float]) -> None:
         """Stop once the weights of all runs have ceased to be numbers, which they stay; say so if those of one have."""
@@ -167,14 +187,19 @@ class Session:
         self.model.train()
         layer = self.model.layer
         tol, most = (config.tol, config.max_steps) if config.method == "snare" else (layer.tol, layer.max_steps)
-        with at(layer, tol, config.record if self.stepper.records else most, "ignore"):
+        if self.stepper.records and not self.stepper.record:
+            with at(layer, tol, most, "ignore"):
+                self.stepper.choose_record(self.data[: config.batch])
+        with at(layer, tol, self.stepper.record if self.stepper.records else most, "ignore"):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
                 self.stepper(x, relax, soft, lr)
                 if self.average is not None:
                     self.average.update_parameters(self.model)
         largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]
-        return [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
+        lines = [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
+        self.stepper.review_record(max(line["failed"] for line in lines))
+        return lines
 
     def _batches(self) -> Iterator[Tensor]:
         """The inputs of an epoch, those of each run in its own order; the same in all processes."""
@@ -198,6 +223,7 @@ class Session:
                 "relaxation": member.relaxation.initial,
                 "generator": member.generator.get_state(),
                 "random": torch.get_rng_state(),
+                "record": torch.tensor(self.stepper.record),
             }
             groups = {"model": member.model.state_dict(), "optimizer": self.stepper.state(k)}
             if self.average is not None:
@@ -249,6 +275,8 @@ class Session:
         torch.set_rng_state(loose["random"])
         if "random_cuda" in loose and self.device.type == "cuda":
             torch.cuda.set_rng_state(loose["random_cuda"], self.device)
+        if "record" in loose:
+            self.stepper.record = int(loose["record"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
 
     def finish(self) -> list[Kept]:

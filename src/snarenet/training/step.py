@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -10,12 +11,20 @@ from torch import Tensor
 
 from snarenet.constraints.compiled import at_once
 from snarenet.layers import SoftLayer
+from snarenet.layers.proximity import proximity
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.repair.gpu.graphs import keeping_graphs
+from snarenet.solution import Solution
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon
+from snarenet.training.witness import Witness
+
+_SHARE = 0.1  # of the loss's gradient, for stuck outputs: less than in loops whose networks start anywhere
+
+_NEARLY_ALL, _MORE, _FEWEST = 0.98, 1.5, 8  # of a recording: whose steps count, how many more it has, and the least
+_FAILED = 0.01  # share of samples that did not converge in an epoch, from which on a recording gets more steps
 
 
 class Totals:
@@ -70,11 +79,16 @@ class Stepper:
     ) -> None:
         self.model, self.problem, self.config, self.group, self.seeds = model, problem, config, group, seeds
         soft = SoftLayer(model.layer.constraints, tol=config.tol, on_failure="ignore")
-        self.unrepaired = ConstrainedModel(model.net, soft)  # for epochs that leave predictions as they are
+        self.unrepaired = ConstrainedModel(
+            model.net, soft, model.units
+        )  # for epochs that leave predictions as they are
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         device = problem.inputs.device
+        self.bounded = not bool(problem.equalities(problem.inputs[:1]).all())
         self.totals = Totals(device, seeds)
-        self.records = config.record > 0 and device.type == "cuda" and group.size == 1 and model.layer.recordable
+        asked = config.method == "snare" if config.record == "auto" else config.record > 0
+        self.records = asked and device.type == "cuda" and group.size == 1 and model.layer.recordable
+        self.record = 0 if config.record == "auto" else config.record  # steps in a recording; 0 until they are known
         self.lr = torch.tensor(config.lr, device=device)  # a tensor: a recording reads it
         ndim = 2 if seeds == 1 else 3
         matrices = [p for p in model.net.parameters() if p.requires_grad and p.ndim == ndim]
@@ -104,6 +118,20 @@ class Stepper:
             self.update()
         self._updates += 1
 
+    def choose_record(self, x: Tensor) -> None:
+        """Let a recording have some more steps than nearly all samples of x (B, d) need now."""
+        with torch.no_grad():
+            outcome = self.problem.run(self.model, x.repeat(self.seeds, 1))
+        steps = outcome.steps[outcome.converged].double()
+        usual = steps.quantile(_NEARLY_ALL).item() if len(steps) else 0.0
+        self.record = max(_FEWEST, math.ceil(_MORE * usual))
+
+    def review_record(self, failed: float) -> None:
+        """Record again with more steps if too large a share of an epoch's samples did not converge."""
+        if self.records and self.config.record == "auto" and failed > _FAILED and self.record < self.config.max_steps:
+            self.record = min(self.config.max_steps, math.ceil(_MORE * self.record))
+            self._recorded.clear()
+
     def update(self) -> None:
         """Move the parameters along their gradients."""
         if self.config.clip:
@@ -118,7 +146,8 @@ class Stepper:
             try:
                 self._recorded[kind] = _Recording(self, x, relax, soft)
             except RuntimeError as error:
-                warnings.warn(f"the step could not be recorded into a CUDA graph: {error}", stacklevel=2)
+                if self.config.record != "auto":
+                    warnings.warn(f"the step could not be recorded into a CUDA graph: {error}", stacklevel=2)
                 self.records = False
                 return None
         return self._recorded[kind]
@@ -130,14 +159,28 @@ class Stepper:
         size = len(x) // self.seeds  # of the batch of one seed
         if isinstance(relax, Tensor) and self.seeds > 1:
             relax = relax.repeat_interleave(size, 0)
-        outcome = self.problem.run(model, mine, relax if isinstance(relax, Tensor) else None)
-        loss = outcome.cost + config.penalty * outcome.penalty + config.proximity * outcome.distance
+        witness = Witness(model)
+        outcome = self.problem.run(witness, mine, relax if isinstance(relax, Tensor) else None)
+        loss = outcome.cost + config.penalty * outcome.penalty
+        if config.method == "snare" and not config.penalty and not soft:
+            # outside the set an objective may be better than in it: a sample that was not repaired teaches nothing
+            loss = torch.where(outcome.converged, loss, 0.0)
+        loss = loss + self._proximity(loss, outcome, witness.only)
         total = loss.sum() / size if config.reduction == "mean" else loss.sum()
         for parameter in self.parameters:
             if parameter.grad is not None:  # kept, not freed: a recording writes to it
                 parameter.grad.zero_()
         total.backward()
         self.totals.add(loss, outcome)
+
+    def _proximity(self, loss: Tensor, outcome: Outcome, solution: Solution | None) -> Tensor | float:
+        """(B,) what keeps predictions near the set; by itself only where a problem asks for one solution a sample."""
+        if self.config.proximity != "auto":
+            return self.config.proximity * outcome.distance
+        if not self.bounded or solution is None:
+            return 0.0
+        weights = self.model.layer.metric
+        return proximity(solution.value, solution.raw, loss, weights, _SHARE, seeds=self.seeds, total=self.group.total)
 
     def state(self, seed: int = 0) -> dict[str, Tensor]:
         """The optimizers' tensors, by name, of the seed with this place in the stack."""

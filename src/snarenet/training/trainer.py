@@ -120,7 +120,8 @@ class Trainer:
         if group.size > 1:
             raise ValueError("`fit_seeds` trains in one process: under torchrun use `fit`")
         configs = [self.config.replace(seed=seed) for seed in seeds]
-        models = [config.build(problem) for config in configs]
+        found = self.config.find(problem)
+        models = [config.build(problem, found=found) for config in configs]
         reason = cannot_stack(models[0], problem)
         if reason and len(seeds) > 1:
             warnings.warn(f"the seeds are trained one after the other, since {reason}", stacklevel=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -137,15 +138,15 @@ class TestRecorded:
         for a, b in zip(*results, strict=True):
             assert_equal(a, b, close)
 
-    @pytest.mark.parametrize("nearest", [0, 20])
+    @pytest.mark.parametrize("start", [None, sn.Nearest(20), "auto"])
     @pytest.mark.parametrize("quadratic", [False, True])
-    def test_equal_to_the_layer(self, quadratic: bool, nearest: int) -> None:
+    def test_equal_to_the_layer(self, quadratic: bool, start: Any) -> None:
         constraints = polytope().to("cuda")
         if quadratic:
             H, G = draw(3, 16, seed=11).abs(), draw(3, 16, seed=12)
             constraints = constraints & sn.Quadratic(H, G, upper=20.0).to("cuda")
-        weights = torch.linspace(1, 2, 16, dtype=torch.float64, device="cuda") if nearest else None
-        options = {"nearest": nearest, "weights": weights}
+        weights = torch.linspace(1, 2, 16, dtype=torch.float64, device="cuda") if start else None
+        options = {"start": start, "weights": weights}
         mine, plain = sn.SnareLayer(constraints, record=40, **options), sn.SnareLayer(constraints, **options)
         for seed in range(3):  # the second and third are replays
             y, x = draw(BATCH, 16, seed=seed, scale=2).cuda(), draw(BATCH, 4, seed=seed + 9).cuda()
@@ -156,7 +157,7 @@ class TestRecorded:
     @pytest.mark.parametrize("steps", [60, 14], ids=["enough steps", "too few for some"])
     def test_a_function_with_a_sparse_jacobian(self, steps: int) -> None:
         constraints = chain().to("cuda")
-        mine, plain = sn.SnareLayer(constraints, record=steps), sn.SnareLayer(constraints)
+        mine, plain = sn.SnareLayer(constraints, record=steps), sn.SnareLayer(constraints, start=None)
         for seed in range(3):
             y, x = draw(BATCH, LINKS, seed=seed).cuda(), draw(BATCH, 1, seed=seed + 9).cuda()
             y[0] *= 1e-3  # near the set

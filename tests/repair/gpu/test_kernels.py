@@ -73,14 +73,14 @@ def assert_agree(
     monkeypatch: pytest.MonkeyPatch, build: Build, device: str, close: float = 1e-9, **options: object
 ) -> sn.Solution:
     """Repair with kernels and without; the solution of the kernels, if they ran each way and both agree."""
-    found = []
+    found, options = [], {"start": None} | options
     for on in (True, False):
         with monkeypatch.context() as patch:
             ran = use_kernels(patch, device, on)
             found.append(repaired(build, device, **options))
             forth, back = (any(name.startswith(kind) for name in ran) for kind in (_FORTH, _BACK))
             assert forth is back is on
-            assert any(name.startswith("approach") for name in ran) is (on and "nearest" in options)
+            assert any(name.startswith("approach") for name in ran) is (on and options["start"] is not None)
     (mine, my_gradients), (theirs, their_gradients) = found
     assert torch.equal(mine.status, theirs.status)
     assert torch.equal(mine.steps, theirs.steps)
@@ -122,7 +122,7 @@ class TestLinear:
 def test_samples_of_a_block(monkeypatch, device: str, count: int) -> None:
     monkeypatch.setattr(blocks, "_BLOCKS", count)
     assert assert_agree(monkeypatch, polytope, device).converged.all()
-    assert assert_agree(monkeypatch, polytope, device, nearest=6).converged.all()
+    assert assert_agree(monkeypatch, polytope, device, start=sn.Nearest(6)).converged.all()
 
 
 @on_devices
@@ -138,7 +138,7 @@ def test_any_number_of_rows(monkeypatch, device: str, rows: int) -> None:
 @on_devices
 @pytest.mark.parametrize("iterations", [1, 25])
 def test_nearest(monkeypatch, device: str, iterations: int) -> None:
-    solution = assert_agree(monkeypatch, polytope, device, nearest=iterations, damping=sn.Annealed(1e-3, 0.1))
+    solution = assert_agree(monkeypatch, polytope, device, start=sn.Nearest(iterations), damping=sn.Annealed(1e-3, 0.1))
     assert solution.converged.all()
 
 
@@ -160,7 +160,7 @@ class TestProjection:
         for on in (True, False):
             with monkeypatch.context() as patch:
                 ran = use_kernels(patch, device, on)
-                found.append(repaired(build, device, nearest=iterations, weights=weights, max_steps=0))
+                found.append(repaired(build, device, start=sn.Nearest(iterations), weights=weights, max_steps=0))
                 assert ("search" in ran) is on
         (mine, my_gradients), (theirs, their_gradients) = found
         assert_equal(mine.value, theirs.value, 1e-8)
@@ -180,7 +180,7 @@ class TestProjection:
                 ran = use_kernels(patch, device)
                 if little:
                     patch.setattr(packing, "room", lambda rows, y, blocks: 12 if blocks == 2 else most or rows.kept)
-                found.append(repaired(curved_set, device, nearest=12, max_steps=0))
+                found.append(repaired(curved_set, device, start=sn.Nearest(12), max_steps=0))
                 assert ran.count("search") == (2 if little else 1)
         (mine, my_gradients), (theirs, their_gradients) = found
         there = (mine.value != mine.raw).any(1) if most else torch.ones_like(mine.converged)
@@ -296,7 +296,7 @@ class TestCurved:
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_any_number_of_threads(monkeypatch, threads: int) -> None:
     """Blocks of different sizes compute the same: 64 threads share the terms of a sum and the tiles of a matrix."""
-    for build, options in ((curved_set, {}), (polytope, {"rows": "all"}), (polytope, {"nearest": 5})):
+    for build, options in ((curved_set, {}), (polytope, {"rows": "all"}), (polytope, {"start": sn.Nearest(5)})):
         with monkeypatch.context() as patch:
             ran = emulate(patch, threads)
             mine = repaired(build, "cpu", **options)

@@ -85,7 +85,7 @@ def test_polyhedra_that_depend_on_x() -> None:
     A = draw(5, N, seed=7)
     flexible = sn.Linear(lambda x: A.expand(len(x), -1, -1), -0.3, 0.4)
     fixed = PiNetLayer(sn.Linear(A, -0.3, 0.4), tol=1e-11)
-    solution = sn.repair(flexible, Y, X, nearest=60, damping=FINISH, tol=1e-9)
+    solution = sn.repair(flexible, Y, X, start=sn.Nearest(60), damping=FINISH, tol=1e-9)
     assert_equal(solution.value, fixed(Y, X), 1e-7)
 
 
@@ -143,7 +143,7 @@ def test_gradients_of_learned_rows() -> None:
 
 class TestInRepair:
     def test_nothing_is_left_to_repair(self) -> None:
-        solution = sn.repair(ellipsoids(), Y, X, nearest=60, tol=1e-9)
+        solution = sn.repair(ellipsoids(), Y, X, start=sn.Nearest(60), tol=1e-9)
         assert solution.converged.all()
         assert (solution.steps == 0).double().mean() > 0.9
         assert torch.equal(solution.raw, Y)
@@ -151,8 +151,8 @@ class TestInRepair:
     def test_too_few_iterations_leave_it_to_the_repair(self) -> None:
         constraints = ellipsoids()
         y = Y.clone().requires_grad_()
-        solution = sn.repair(constraints, y, X, nearest=1, tol=1e-9)
-        plain = sn.repair(constraints, Y, X, tol=1e-9)
+        solution = sn.repair(constraints, y, X, start=sn.Nearest(1), tol=1e-9)
+        plain = sn.repair(constraints, Y, X, start=None, tol=1e-9)
         assert solution.converged.all()
         assert_equal(solution.value, plain.value, 1e-12)
         solution.value.square().sum().backward()
@@ -161,7 +161,7 @@ class TestInRepair:
 
     def test_an_empty_set(self) -> None:
         nothing = sn.Quadratic(torch.ones(1, N), torch.zeros(1, N), upper=1.0) & sn.Linear(torch.eye(1, N), 3.0)
-        solution = sn.repair(nothing, Y, nearest=30)
+        solution = sn.repair(nothing, Y, start=sn.Nearest(30))
         assert (solution.status == sn.Status.STALLED).all() | (solution.status == sn.Status.MAX_STEPS).all()
         assert solution.value.isfinite().all()
 
@@ -180,16 +180,16 @@ class TestInRepair:
 
     def test_no_samples_and_no_numbers(self) -> None:
         constraints = ellipsoids()
-        assert sn.repair(constraints, Y[:0], X[:0], nearest=20).value.shape == (0, N)
+        assert sn.repair(constraints, Y[:0], X[:0], start=sn.Nearest(20)).value.shape == (0, N)
         y = Y.clone()
         y[3] = torch.nan
-        found = sn.repair(constraints, y, X, nearest=60)
+        found = sn.repair(constraints, y, X, start=sn.Nearest(60))
         assert found.status[3] == sn.Status.NONFINITE
         others = torch.arange(30) != 3
-        assert_equal(found.value[others], sn.repair(constraints, Y, X, nearest=60).value[others], 1e-9)
+        assert_equal(found.value[others], sn.repair(constraints, Y, X, start=sn.Nearest(60)).value[others], 1e-9)
 
     def test_single_precision(self) -> None:
-        layer = sn.SnareLayer(ellipsoids(), nearest=30, tol=1e-4, dtype=torch.float32).float()
+        layer = sn.SnareLayer(ellipsoids(), start=sn.Nearest(30), tol=1e-4, dtype=torch.float32).float()
         y = layer(Y.float(), X.float())
         assert layer.constraints.violation(y, X.float()).max() <= 1e-4
         near = (y.double() - project(ellipsoids(), Y, X)).abs().amax(1) < 1e-3
@@ -197,4 +197,4 @@ class TestInRepair:
 
     def test_bad_weights_are_refused(self) -> None:
         with pytest.raises(ValueError, match="`weights` must be positive"):
-            sn.repair(ellipsoids(), Y, X, nearest=5, weights=-WEIGHTS)
+            sn.repair(ellipsoids(), Y, X, start=sn.Nearest(5), weights=-WEIGHTS)

@@ -32,7 +32,7 @@ Y, X = draw(20, 10, seed=3, scale=2), draw(20, 2, seed=4)
 class TestProjection:
     def test_many_iterations_reach_it(self, constraints: sn.Constraints) -> None:
         expected = PiNetLayer(constraints, tol=1e-11)(Y, X)
-        solution = sn.repair(constraints, Y, X, nearest=500, damping=FINISH, tol=1e-9)
+        solution = sn.repair(constraints, Y, X, start=sn.Nearest(500), damping=FINISH, tol=1e-9)
         assert solution.converged.all()
         assert torch.equal(solution.raw, Y)
         assert_equal(solution.value, expected, 1e-6)
@@ -40,23 +40,23 @@ class TestProjection:
     def test_few_iterations_come_close(self, constraints: sn.Constraints) -> None:
         expected = PiNetLayer(constraints, tol=1e-11)(Y, X)
         far, near = (
-            (sn.repair(constraints, Y, X, nearest=count, damping=damping).value - expected).norm(dim=1).mean()
-            for count, damping in ((0, sn.Annealed()), (20, FINISH))
+            (sn.repair(constraints, Y, X, start=start).value - expected).norm(dim=1).mean()
+            for start in (None, sn.Nearest(20))
         )
         assert near < 0.1 * far
 
     def test_it_moves_no_two_points_apart(self, constraints: sn.Constraints) -> None:
         other = Y + 0.5 * draw(20, 10, seed=5)
-        a, b = (sn.repair(constraints, y, X, nearest=300, damping=FINISH).value for y in (Y, other))
+        a, b = (sn.repair(constraints, y, X, start=sn.Nearest(300), damping=FINISH).value for y in (Y, other))
         assert ((a - b).norm(dim=1) <= (Y - other).norm(dim=1) * (1 + 1e-6)).all()
 
     def test_feasible_points_stay(self, constraints: sn.Constraints) -> None:
         inside = PiNetLayer(constraints, tol=1e-12)(Y, X)
-        assert_equal(sn.repair(constraints, inside, X, nearest=20, damping=FINISH).value, inside, 1e-7)
+        assert_equal(sn.repair(constraints, inside, X, start=sn.Nearest(20), damping=FINISH).value, inside, 1e-7)
 
     def test_samples_do_not_know_each_other(self, constraints: sn.Constraints) -> None:
-        together = sn.repair(constraints, Y, X, nearest=20, damping=FINISH).value
-        alone = sn.repair(constraints, Y[3:4], X[3:4], nearest=20, damping=FINISH).value
+        together = sn.repair(constraints, Y, X, start=sn.Nearest(20), damping=FINISH).value
+        alone = sn.repair(constraints, Y[3:4], X[3:4], start=sn.Nearest(20), damping=FINISH).value
         assert_equal(alone, together[3:4], 1e-9)
 
 
@@ -70,13 +70,13 @@ class TestWeights:
         A, C, root = 3 * draw(6, 10, seed=1), draw(2, 10, seed=2), WEIGHTS.sqrt()
         scaled = sn.Linear(A / root, -1.0, 0.5) & sn.Linear(C / root, equals=lambda x: x)
         for count in (7, 500):
-            options = {"nearest": count, "damping": FINISH, "max_steps": 0}
+            options = {"start": sn.Nearest(count), "damping": FINISH, "max_steps": 0}
             found = sn.repair(polytope(), Y, X, weights=WEIGHTS, **options).value
             assert_equal(found * root, sn.repair(scaled, Y * root, X, **options).value, 1e-9)
 
     def test_boxes_obey_them(self) -> None:
         """Of the simplex: the point that minimises the weighted distance, by its optimality conditions."""
-        layer = sn.SnareLayer(simplex(), damping=FINISH, nearest=2000, weights=WEIGHTS, tol=1e-10)
+        layer = sn.SnareLayer(simplex(), damping=FINISH, start=sn.Nearest(2000), weights=WEIGHTS, tol=1e-10)
         y = layer(Y)
         force, inside = WEIGHTS * (y - Y), y > 1e-6  # one multiplier for all entries above 0, at least it for the rest
         level = (force * inside).sum(1) / inside.sum(1)
@@ -85,59 +85,50 @@ class TestWeights:
 
     def test_their_scale_does_not_matter(self) -> None:
         found = [
-            sn.repair(polytope(), Y, X, nearest=9, damping=FINISH, weights=factor * WEIGHTS).value
+            sn.repair(polytope(), Y, X, start=sn.Nearest(9), damping=FINISH, weights=factor * WEIGHTS).value
             for factor in (1.0, 1e6)
         ]
         assert_equal(found[1], found[0], 1e-9)
 
     def test_other_weights_are_noticed(self) -> None:
         constraints, w = polytope(), WEIGHTS.clone()
-        first = sn.repair(constraints, Y, X, nearest=9, damping=FINISH, weights=w).value
-        plain = sn.repair(constraints, Y, X, nearest=9, damping=FINISH).value
+        first = sn.repair(constraints, Y, X, start=sn.Nearest(9), damping=FINISH, weights=w).value
+        plain = sn.repair(constraints, Y, X, start=sn.Nearest(9), damping=FINISH).value
         w.fill_(1.0)
         assert not torch.allclose(first, plain, atol=1e-3)
-        assert_equal(sn.repair(constraints, Y, X, nearest=9, damping=FINISH, weights=w).value, plain, 1e-12)
+        assert_equal(sn.repair(constraints, Y, X, start=sn.Nearest(9), damping=FINISH, weights=w).value, plain, 1e-12)
 
     def test_they_move_and_save_with_the_layer(self) -> None:
-        layer = sn.SnareLayer(polytope(), damping=FINISH, nearest=9, weights=WEIGHTS)
-        other = sn.SnareLayer(polytope(), damping=FINISH, nearest=9, weights=torch.ones_like(WEIGHTS))
+        layer = sn.SnareLayer(polytope(), damping=FINISH, start=sn.Nearest(9), weights=WEIGHTS)
+        other = sn.SnareLayer(polytope(), damping=FINISH, start=sn.Nearest(9), weights=torch.ones_like(WEIGHTS))
         other.load_state_dict(layer.state_dict())
         assert_equal(other(Y, X), layer(Y, X), 0.0)
         assert layer.float().weights.dtype == torch.float32
         assert "weights" not in sn.SnareLayer(polytope()).state_dict()
 
     @pytest.mark.parametrize(
-        ("weights", "nearest", "words"),
+        ("weights", "words"),
         [
-            (WEIGHTS, 0, "`nearest` is 0"),
-            (WEIGHTS[:3], 5, r"`weights` must have shape \(10\), but got .*3"),
-            (-WEIGHTS, 5, "`weights` must be positive"),
-            (WEIGHTS * torch.inf, 5, "`weights` must be positive and finite"),
-            (WEIGHTS.clone().requires_grad_(), 5, "`weights` must be a constant tensor"),
-            (2.0, 5, "`weights` must be a constant tensor"),
+            (WEIGHTS[:3], r"`weights` must have shape \(10\), but got .*3"),
+            (-WEIGHTS, "`weights` must be positive"),
+            (WEIGHTS * torch.inf, "`weights` must be positive and finite"),
+            (WEIGHTS.clone().requires_grad_(), "`weights` must be a constant tensor"),
+            (2.0, "`weights` must be a constant tensor"),
         ],
     )
-    def test_bad_ones_are_refused(self, weights: Tensor, nearest: int, words: str) -> None:
-        options: dict[str, Any] = {"nearest": nearest, "weights": weights, "weigh": "nearest"}
+    def test_bad_ones_are_refused(self, weights: Tensor, words: str) -> None:
+        options: dict[str, Any] = {"start": sn.Nearest(5), "weights": weights}
         with pytest.raises(ValueError, match=words):
             sn.SnareLayer(polytope(), **options)
         with pytest.raises(ValueError, match=words):
             sn.repair(polytope(), Y, X, **options)
-
-    def test_for_the_start_alone(self) -> None:
-        """Steps by plain distances, from the projection in the metric: what a repair from there does by itself."""
-        options: dict[str, Any] = {"nearest": 3, "damping": FINISH, "weights": WEIGHTS, "weigh": "nearest"}
-        begun = sn.repair(polytope(), Y, X, max_steps=0, tol=0.0, **options).value
-        assert_equal(
-            sn.repair(polytope(), Y, X, **options).value, sn.repair(polytope(), begun, X, damping=FINISH).value, 0.0
-        )
 
 
 def test_scaling_a_row_changes_nothing() -> None:
     A, b = draw(6, 10, seed=1), 0.2 * torch.ones(6, dtype=torch.float64)
     factors = torch.tensor([1.0, 100.0, 0.01, 1.0, 5.0, 1.0], dtype=torch.float64)
     plain, scaled = (sn.Linear(A * f.unsqueeze(1), upper=b * f) for f in (torch.ones_like(factors), factors))
-    options = {"nearest": 15, "damping": FINISH, "max_steps": 0}
+    options = {"start": sn.Nearest(15), "damping": FINISH, "max_steps": 0}
     assert_equal(sn.repair(scaled, Y, **options).value, sn.repair(plain, Y, **options).value, 1e-9)
 
 
@@ -148,7 +139,7 @@ def test_gradients(weights: Tensor | None) -> None:
 
     def outcome(y: Tensor, x: Tensor, upper: Tensor) -> Tensor:
         constraints = sn.Linear(A, -0.5, lambda _: upper.expand(4, -1)) & sn.Linear(C, equals=lambda x: x)
-        return sn.repair(constraints, y, x, nearest=12, damping=FINISH, tol=1e-10, weights=weights).value
+        return sn.repair(constraints, y, x, start=sn.Nearest(12), damping=FINISH, tol=1e-10, weights=weights).value
 
     y, x = draw(4, 5, seed=3, scale=2).requires_grad_(), draw(4, 1, seed=4).requires_grad_()
     upper = (draw(3, seed=5).abs() + 0.1).requires_grad_()
@@ -160,36 +151,35 @@ def test_without_matrices_other_rows_are_left_to_the_repair() -> None:
     free = {"solver": sn.ConjugateGradients(), "max_steps": 0}
     disk = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), rows=1, upper=4.0)
     both = disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
-    start = sn.repair(both, Y, X, nearest=200, **free).value
+    start = sn.repair(both, Y, X, start=sn.Nearest(200), **free).value
     assert_equal(start, HardNetLayer(both.parts[1])(Y, X), 1e-6)  # for equalities alone, the closed form
-    assert torch.equal(sn.repair(disk, Y, nearest=20, **free).value, Y)
+    assert torch.equal(sn.repair(disk, Y, start=sn.Nearest(20), **free).value, Y)
     between = sn.Linear(draw(3, 10, seed=7), upper=0.1) & disk & sn.Linear(draw(2, 10, seed=2), equals=lambda x: x)
     together = between.parts[0] & between.parts[2]
-    starts = (sn.repair(set, Y, X, nearest=20, **free).value for set in (between, together))
+    starts = (sn.repair(set, Y, X, start=sn.Nearest(20), **free).value for set in (between, together))
     assert_equal(*starts, 1e-12)
 
 
 def test_relaxed_bounds_and_bad_predictions() -> None:
     y = Y.clone()
     y[2, 0] = torch.nan
-    solution = sn.repair(polytope(), y, X, nearest=20, damping=FINISH, relax=0.3)
+    solution = sn.repair(polytope(), y, X, start=sn.Nearest(20), damping=FINISH, relax=0.3)
     assert solution.status[2] == sn.Status.NONFINITE
     good = [i for i in range(20) if i != 2]
     assert_equal(
-        solution.value[good], sn.repair(polytope(), Y[good], X[good], nearest=20, damping=FINISH, relax=0.3).value, 1e-9
+        solution.value[good],
+        sn.repair(polytope(), Y[good], X[good], start=sn.Nearest(20), damping=FINISH, relax=0.3).value,
+        1e-9,
     )
     assert polytope().violation(solution.value[good], X[good]).max() <= 0.3 + 1e-7
 
 
 def test_the_option_reaches_the_layer() -> None:
-    config = sn.TrainConfig(nearest=20, damping_start=1e-3, damping_ratio=0.1)
+    config = sn.TrainConfig(start=20, weights="none", damping_start=1e-3, damping_ratio=0.1)
     problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
     layer = config.build_layer(problem)
-    assert layer.options.nearest == 20
+    assert layer.options.start == sn.Nearest(20)
     x = problem.split("test")
     y = draw(len(x), 8, seed=1, scale=2)
-    expected = sn.repair(problem.constraints, y, x, nearest=20, damping=FINISH, rescue=True)
+    expected = sn.repair(problem.constraints, y, x, start=sn.Nearest(20), damping=FINISH, rescue=True)
     assert torch.equal(layer(y, x), expected.value)
-    for wrong in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="`nearest` must be a whole number >= 0"):
-            sn.SnareLayer(problem.constraints, nearest=wrong)

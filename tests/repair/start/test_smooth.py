@@ -13,8 +13,9 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.memo import Memo
 from snarenet.repair.choose import sparse_suits
+from snarenet.repair.options import Options
 from snarenet.repair.start import smooth
-from snarenet.repair.start.nearest import approach
+from snarenet.repair.start.nearest import approach, plan
 from snarenet.testing import assert_equal, draw
 
 N, LONG = 6, 90
@@ -68,7 +69,8 @@ def case(kind: str) -> tuple[sn.Constraints, Tensor, Any]:
 
 
 def project(constraints: sn.Constraints, y: Tensor, x: Any, weights: Tensor | None = None, count: int = 20) -> Tensor:
-    return approach(Memo(), constraints.at(y, x), y, count, weights)
+    instance = constraints.at(y, x)
+    return approach(Memo(), instance, y, plan(Options(start=sn.Nearest(count)), instance), weights)
 
 
 def found(constraints: sn.Constraints, y: Tensor, z: Tensor, x: Any) -> Tensor:
@@ -104,7 +106,7 @@ class TestOptimality:
 
     def test_never_farther_than_the_repair(self, kind: str) -> None:
         constraints, y, x = case(kind)
-        plain, near = (sn.repair(constraints, y, x, nearest=count) for count in (0, 20))
+        plain, near = (sn.repair(constraints, y, x, start=start) for start in (None, sn.Nearest(20)))
         assert near.converged.all()
         assert ((near.value - y).norm(dim=1) <= (plain.value - y).norm(dim=1) * (1 + 1e-6)).all()
 
@@ -202,7 +204,7 @@ def test_random_sparse_sets(seed: int, reach: int, spread: float) -> None:
     ok = found(constraints, y, z, None)
     if ok.any():
         assert_optimal(constraints, y[ok], z[ok], None)
-    plain, near = (sn.repair(constraints, y, nearest=count) for count in (0, 20))
+    plain, near = (sn.repair(constraints, y, start=start) for start in (None, sn.Nearest(20)))
     assert torch.equal(near.status[~ok], plain.status[~ok])
     both = plain.converged & near.converged
     assert ((near.value - y).norm(dim=1) <= (plain.value - y).norm(dim=1) * (1 + 1e-6))[both].all()
@@ -210,7 +212,7 @@ def test_random_sparse_sets(seed: int, reach: int, spread: float) -> None:
 
 class TestInRepair:
     def test_nothing_is_left_to_repair(self) -> None:
-        solution = sn.repair(shell(), Y, X, nearest=20)
+        solution = sn.repair(shell(), Y, X, start=sn.Nearest(20))
         assert solution.converged.all()
         assert (solution.steps == 0).double().mean() > 0.9
         assert torch.equal(solution.raw, Y)
@@ -218,9 +220,9 @@ class TestInRepair:
     def test_what_is_not_found_is_the_plain_repair(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(smooth, "_SETTLING", 0)
         pair = []
-        for count in (0, 20):
+        for start in (None, sn.Nearest(20)):
             y = Y.clone().requires_grad_()
-            solution = sn.repair(shell(), y, X, nearest=count)
+            solution = sn.repair(shell(), y, X, start=start)
             pair.append((solution.value, torch.autograd.grad(solution.value.square().sum(), y)[0]))
         assert torch.equal(pair[0][0], pair[1][0])
         assert torch.equal(pair[0][1], pair[1][1])
@@ -231,7 +233,7 @@ class TestInRepair:
         constraints = ball & sn.Linear(torch.eye(1, N, dtype=torch.float64), lower=lambda x: x)
         x = torch.where(torch.arange(len(Y)) % 3 == 0, 3.0, 0.2).unsqueeze(1).double()
         y = Y.clone().requires_grad_()
-        solution, plain = sn.repair(constraints, y, x, nearest=20), sn.repair(constraints, Y, x)
+        solution, plain = sn.repair(constraints, y, x, start=sn.Nearest(20)), sn.repair(constraints, Y, x, start=None)
         assert torch.equal(solution.status, plain.status)
         assert (solution.converged == (x[:, 0] < 1)).all()
         assert solution.value.isfinite().all()
@@ -239,21 +241,21 @@ class TestInRepair:
 
     def test_no_samples_and_no_numbers(self) -> None:
         constraints = shell()
-        assert sn.repair(constraints, Y[:0], X[:0], nearest=20).value.shape == (0, N)
+        assert sn.repair(constraints, Y[:0], X[:0], start=sn.Nearest(20)).value.shape == (0, N)
         y = Y.clone()
         y[3] = torch.nan
-        solution = sn.repair(constraints, y, X, nearest=20)
+        solution = sn.repair(constraints, y, X, start=sn.Nearest(20))
         assert solution.status[3] == sn.Status.NONFINITE
         others = torch.arange(len(Y)) != 3
-        assert_equal(solution.value[others], sn.repair(constraints, Y, X, nearest=20).value[others], 1e-9)
+        assert_equal(solution.value[others], sn.repair(constraints, Y, X, start=sn.Nearest(20)).value[others], 1e-9)
 
     def test_single_precision(self) -> None:
-        layer = sn.SnareLayer(shell(), nearest=20, tol=1e-4, dtype=torch.float32).float()
+        layer = sn.SnareLayer(shell(), start=sn.Nearest(20), tol=1e-4, dtype=torch.float32).float()
         y = layer(Y.float(), X.float())
         assert shell().violation(y.double(), X).max() <= 2e-4
         near = (y.double() - project(shell(), Y, X)).abs().amax(1) < 1e-2
         assert near.double().mean() > 0.8
 
     def test_a_compiled_layer_finds_the_same(self) -> None:
-        layer = sn.SnareLayer(shell(), nearest=20)
+        layer = sn.SnareLayer(shell(), start=sn.Nearest(20))
         assert_equal(torch.compile(layer, backend="eager")(Y, X), layer(Y, X), 1e-10)

@@ -29,6 +29,9 @@ ITEMS = (
     "damping",
     "matrix_free",
     "general",
+    "nearest",
+    "forecast",
+    "portfolio",
 )
 
 __all__ = ["ITEMS", "Benchmark", "bench"]

@@ -87,7 +87,7 @@ def _repair(system: System, seeds: int, device: torch.device, options: dict[str,
     starts, constraints = system.starts(seeds), system.constraints()
     begin = time.process_time()
     with torch.no_grad():
-        solution = sn.repair(constraints.to(device), starts.to(device), tol=TOLERANCE, **options)
+        solution = sn.repair(constraints.to(device), starts.to(device), start=None, tol=TOLERANCE, **options)
     seconds = time.process_time() - begin
     reached = constraints.to("cpu").violation(solution.value.cpu()) <= TOLERANCE
     return Tries(reached, solution.steps.cpu(), seconds)

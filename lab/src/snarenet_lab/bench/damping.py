@@ -62,7 +62,7 @@ def train(problem: sn.problems.Problem, damping: sn.Annealed, epochs: int, seed:
     """What a training with this schedule leads to: "objective", "violation", "steps" and "seconds"."""
     torch.manual_seed(seed)
     data, batch = problem.split("train"), 200
-    layer = sn.SnareLayer(problem.constraints, damping, tol=1e-6)
+    layer = sn.SnareLayer(problem.constraints, damping, tol=1e-6, start=None)
     model = sn.ConstrainedModel(sn.MLP(data.shape[1], problem.size), layer).to(data.device)
     optimizer = torch.optim.AdamW(model.net.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(data) / batch))

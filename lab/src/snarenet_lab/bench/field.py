@@ -30,6 +30,7 @@ from snarenet.damping import Annealed
 from snarenet.layers import Layer, OptNetLayer, PiNetLayer, SnareLayer
 from snarenet.problems import Problem, load
 from snarenet.processes import scatter
+from snarenet.repair import Nearest
 from snarenet_lab.bench import original
 from snarenet_lab.bench.authors import repair_as_authors
 from snarenet_lab.bench.common import Benchmark, Ledger, hardware, median_ms, peak_growth_mib, synchronize
@@ -89,7 +90,8 @@ class Method:
 
 
 def _ours(**options: Any) -> Callable[[Problem, float, Setting], Repair]:
-    return lambda problem, tol, _: _solve(SnareLayer(problem.constraints, tol=tol, on_failure="ignore", **options))
+    given = {"start": None, "on_failure": "ignore", **options}
+    return lambda problem, tol, _: _solve(SnareLayer(problem.constraints, tol=tol, **given))
 
 
 def _solve(layer: Layer) -> Repair:
@@ -120,8 +122,8 @@ METHODS: dict[str, Method] = {
     "snarenet, recorded": _recorded(16, 20, 24, 32, 40),
     "snarenet, damping 1e-3 · 0.1^k": Method(_ours(damping=QUICK)),
     "snarenet, the same, recorded": _recorded(4, 6, 8, 12, damping=QUICK),
-    "snarenet, the same, nearest=20": Method(_ours(damping=QUICK, nearest=20), linear=True),
-    "snarenet, the same, nearest=20, recorded": _recorded(4, 6, 8, linear=True, damping=QUICK, nearest=20),
+    "snarenet, the same, nearest=20": Method(_ours(damping=QUICK, start=Nearest(20)), linear=True),
+    "snarenet, the same, nearest=20, recorded": _recorded(4, 6, 8, linear=True, damping=QUICK, start=Nearest(20)),
     "the authors' layer": Method(_authors, (0.01,), "damping"),
     "the authors' layer, best damping": Method(_authors, (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-6), "damping"),
     ORIGINAL: Method(lambda problem, tol, _: _elsewhere(), label="sigma", package="pinet"),

@@ -233,7 +233,7 @@ def _repair(method: str, constraints: sn.Constraints, y: Tensor, x: Tensor, sett
         return enforce_any(constraints, y, x, TOL, setting)
 
     def run(y: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        solution = sn.repair(constraints, y, x, tol=TOL, rescue=True)  # as `SnareLayer` does
+        solution = sn.repair(constraints, y, x, start=None, tol=TOL, rescue=True)  # as `SnareLayer` does
         return solution.value, solution.steps
 
     return run
@@ -327,8 +327,8 @@ def _measured(
 def _recorded(constraints: sn.Constraints, given: tuple[Tensor, Tensor], repeats: int, backward: bool = True) -> float:
     """Milliseconds of a recorded layer for a batch."""
     y, x = given
-    most = int(sn.repair(constraints, y, x, tol=TOL, rescue=True).steps.max())
-    layer = sn.SnareLayer(constraints, tol=TOL, record=max(1, most))
+    most = int(sn.repair(constraints, y, x, start=None, tol=TOL, rescue=True).steps.max())
+    layer = sn.SnareLayer(constraints, tol=TOL, start=None, record=max(1, most))
     y.requires_grad_(backward)
 
     def run() -> None:

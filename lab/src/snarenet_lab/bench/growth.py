@@ -103,7 +103,7 @@ def _pass(size: int, method: str, batch: int, repeats: int, equalities: int, dev
 
     def step() -> None:
         y.grad = None
-        solution = repair(problem.constraints, y, x, tol=TOL, max_steps=200, **METHODS[method])
+        solution = repair(problem.constraints, y, x, start=None, tol=TOL, max_steps=200, **METHODS[method])
         solution.value.square().sum().backward()
         last["solution"] = solution
 

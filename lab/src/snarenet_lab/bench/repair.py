@@ -74,12 +74,13 @@ def ours(problem: Problem, steps: int | None = None, **options: Any) -> Repair:
     """`repair` with these options, to the tolerance, or with a fixed number of steps."""
     stop: dict[str, Any] = {"tol": TOL, "max_steps": 200} if steps is None else {"tol": 0.0, "max_steps": steps}
 
-    return lambda y, x: _pair(repair(problem.constraints, y, x, **stop, **options))
+    return lambda y, x: _pair(repair(problem.constraints, y, x, start=None, **stop, **options))
 
 
 def recorded(problem: Problem, record: int, **options: Any) -> Repair:
     """A `SnareLayer` with these options, recorded into a CUDA graph."""
-    layer = SnareLayer(problem.constraints, tol=TOL, max_steps=200, record=record, on_failure="ignore", **options)
+    stop = {"tol": TOL, "max_steps": 200, "on_failure": "ignore"}
+    layer = SnareLayer(problem.constraints, start=None, record=record, **stop, **options)
     return lambda y, x: _pair(layer.solve(y, x))
 
 
@@ -103,7 +104,7 @@ def as_function(problem: Problem) -> Repair:
         lower=lambda x: torch.cat([torch.full((len(x), len(H)), -torch.inf, dtype=x.dtype, device=x.device), x], 1),
         upper=lambda x: torch.cat([h.expand(len(x), -1), x], 1),
     )
-    return lambda y, x: _pair(repair(constraints, y, x, tol=TOL))
+    return lambda y, x: _pair(repair(constraints, y, x, start=None, tol=TOL))
 
 
 def _pair(solution: Solution) -> tuple[Tensor, Tensor]:

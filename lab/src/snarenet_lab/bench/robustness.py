@@ -133,7 +133,7 @@ def _attempts(
     for constraints, y, x in cases:
         y = y.to(device)
         with torch.no_grad():
-            solution = sn.repair(constraints.to(device), y, None if x is None else x.to(device), **options)
+            solution = sn.repair(constraints.to(device), y, None if x is None else x.to(device), start=None, **options)
         failures += int((~solution.converged).sum())
         samples += len(y)
         steps.append(solution.steps[solution.converged])

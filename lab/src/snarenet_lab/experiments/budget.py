@@ -138,7 +138,7 @@ STANDARD = Budget(
     ablation=60,
     parity={"record": 100},
     best={
-        "nclp": {**_WIDE, **_RECORD, **_FLOW, "batch": 500, "snare.nearest": 60, "fsnet.epochs": 60},
+        "nclp": {**_WIDE, **_RECORD, **_FLOW, "batch": 500, "snare.start": 60, "fsnet.epochs": 60},
         "qcqp": {**_WIDE, **_RECORD, **_FLOW, **_CURVED, "snare.record": 17},
         "ncqcqp": {**_WIDE, **_RECORD, **_FLOW, **_CURVED, "snare.record": 18},
     },

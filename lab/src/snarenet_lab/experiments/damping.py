@@ -69,7 +69,7 @@ class DampingItem(Item):
                     label,
                     "best",
                     "nclp",
-                    lambda seed, changes=changes: budget.small_config("nclp", seed, nearest=0, **changes),
+                    lambda seed, changes=changes: budget.small_config("nclp", seed, start="none", **changes),
                     sizes,
                     seeds,
                     _TOL,

@@ -43,7 +43,7 @@ class RowsItem(Item):
     def entries(self, budget: Budget, seeds: int) -> list[Entry]:
         found = []
         for family in _TRAINED:
-            plain = {"nearest": 0, "damping_start": 10.0, "damping_ratio": 0.6 if family == "nclp" else 0.5}
+            plain = {"start": "none", "damping_start": 10.0, "damping_ratio": 0.6 if family == "nclp" else 0.5}
             for rows in _ROWS:
                 for proximity in _PROXIMITY:
                     changes = {**plain, "rows": rows, "proximity": proximity}
@@ -105,7 +105,8 @@ class RowsItem(Item):
 def attempt(problem: Problem, spread: float, rows: Literal["all", "active"]) -> dict[str, float | None]:
     """Repair predictions around the least-norm solution of the equalities of every test instance."""
     y, x = start(problem, spread)
-    found = repair(problem.constraints, y, x, damping=Annealed(), rows=rows, tol=_TOL, max_steps=_STEPS, rescue=False)
+    stop = {"tol": _TOL, "max_steps": _STEPS, "rescue": False}
+    found = repair(problem.constraints, y, x, start=None, damping=Annealed(), rows=rows, **stop)
     good = found.converged
     steps, moved = found.steps[good].double(), (found.value - y)[good].norm(dim=1)
     some = bool(good.any())

@@ -169,7 +169,7 @@ def _path(constraints: Constraints, y: Tensor, x: Tensor | None, damping: float)
     """(K+1, B) F(y_k) / F(y_0), with all rows and a constant damping."""
     merits = [_merit(constraints, y, x)]
     for _ in range(_STEPS):  # a constant damping has no memory: one step at a time is the whole path
-        y = repair(constraints, y, x, damping=damping, rows="all", tol=0.0, max_steps=1).value
+        y = repair(constraints, y, x, start=None, damping=damping, rows="all", tol=0.0, max_steps=1).value
         merits.append(_merit(constraints, y, x))
     path = torch.stack(merits)
     path = torch.where(path > _ROUNDING, path, 0.0)

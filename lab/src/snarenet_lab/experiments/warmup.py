@@ -59,7 +59,7 @@ class WarmupItem(Item):
                 own: dict[str, Any] = {"tol": _TOL} if method == "snare" else {}
                 half = budget.ablation // 2 if relaxation != "none" else 0
                 parity = {**changes, **own, "relax_epochs": _WARM if relaxation != "none" else 0}
-                best = {**changes, **({"nearest": 0} if method == "snare" else {}), "relax_epochs": half}
+                best = {**changes, **({"start": "none"} if method == "snare" else {}), "relax_epochs": half}
                 found += [
                     Entry.make(
                         f"{layer}, {warmup}",

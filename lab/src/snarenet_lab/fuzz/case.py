@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet import ConjugateGradients, Damping, Solution
+from snarenet import ConjugateGradients, Damping, Nearest, Solution
 
 _HEAD = """\
 from functools import partial
@@ -265,4 +265,4 @@ def written(value: object) -> str:
         if value.dtype == torch.float64:
             return f"t({numbers!r}){shape}"
         return f"torch.tensor({numbers!r}, dtype={value.dtype}){shape}"
-    return f"sn.{value!r}" if isinstance(value, Damping | ConjugateGradients) else repr(value)
+    return f"sn.{value!r}" if isinstance(value, Damping | ConjugateGradients | Nearest) else repr(value)

@@ -38,8 +38,8 @@ _MISTAKES: dict[str, dict[str, Any]] = {  # options that the library has to refu
     "max_steps": {"max_steps": 1.5},
     "relax": {"relax": -0.5},
     "rows": {"rows": "some"},
-    "nearest": {"nearest": -1},
-    "weights": {"nearest": 10, "weights": torch.tensor([-1.0], dtype=torch.float64)},
+    "start": {"start": "far"},
+    "weights": {"weights": torch.tensor([-1.0], dtype=torch.float64)},
     "dtype": {"dtype": torch.float16},
     "damping": {"damping": "small"},
     "solver": {"solver": "direct"},
@@ -240,7 +240,7 @@ def _options(d: _Draw, case: Case) -> dict[str, Any]:
     if maybe(0.5):
         found["rescue"] = True
     if maybe(0.3):
-        found["nearest"] = d.choice((1, 10, 40))
+        found["start"] = d.choice((None, sn.Nearest(1), sn.Nearest(10), sn.Nearest(40)))
         if d.chance(0.5):
             found["weights"] = d.magnitudes(case.y.shape[1], most=d.choice((1.0, 6.0)))
     if maybe(0.3):

@@ -127,11 +127,13 @@ class FunctionMap(Map):
         found = self.compiled.products(self.fn, y, self.x, seeds, by_rows)
         return None if found is None else found.transpose(0, 1) if by_rows else found.permute(1, 2, 0)
 
-    def row_norms(self, y: Tensor) -> Tensor:
+    def row_norms(self, y: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Squared lengths of the rows of J(y), or of J(y) diag(scale) for a scale (n,): (B, rows)."""
         if not self.compressed(look=True):
-            return super().row_norms(y)
+            J = self.jacobian(y) if scale is None else self.jacobian(y) * scale
+            return J.square().sum(-1).expand(y.shape[0], self.rows)
         pattern, values = self.on_pattern(self.products(y))
-        return pattern.row_sums(values.square())
+        return pattern.row_sums((values if scale is None else values * pattern.of_columns(scale)).square())
 
     def of_y_alone(self) -> Map:
         return _OfYAlone(self.fn, self.x, self.rows, self.given_jacobian, self.structure, self.point, self.compiled)
@@ -267,21 +269,22 @@ class FunctionMap(Map):
 class _OfYAlone(FunctionMap):
     """The same where nothing but y needs a derivative: that of the lengths of rows is by a program, if there is one."""
 
-    def row_norms(self, y: Tensor) -> Tensor:
-        return _RowNorms.apply(y, self) if self.compressed(look=True) else super().row_norms(y)  # pyright: ignore
+    def row_norms(self, y: Tensor, scale: Tensor | None = None) -> Tensor:
+        known = self.compressed(look=True)
+        return _RowNorms.apply(y, self, scale) if known else super().row_norms(y, scale)  # pyright: ignore
 
-    def pull_norms(self, y: Tensor, weights: Tensor) -> Tensor | None:
+    def pull_norms(self, y: Tensor, weights: Tensor, scale: Tensor | None) -> Tensor | None:
         """The gradient in y of <weights, row norms>."""
         recorded = self._recorded(y)
-        found = None if recorded is None else recorded.pull_norms(self, y, weights)
-        found = self._compiled_norms(y, weights) if found is None else found
+        found = None if recorded is None else recorded.pull_norms(self, y, weights, scale)
+        found = self._compiled_norms(y, weights, scale) if found is None else found
         if found is not None:
             return found
         with torch.enable_grad():
             y = y.detach().requires_grad_()
-            return gradients((weights * super().row_norms(y)).sum(), (y,))[0]
+            return gradients((weights * super().row_norms(y, scale)).sum(), (y,))[0]
 
-    def _compiled_norms(self, y: Tensor, weights: Tensor) -> Tensor | None:
+    def _compiled_norms(self, y: Tensor, weights: Tensor, scale: Tensor | None) -> Tensor | None:
         """The same by the compiled pullback, on a batch that holds each sample once for every colour.
 
         A product with a colour has one entry of J in each place, so what is differentiated is sum <w (J s), J s>.
@@ -289,9 +292,13 @@ class _OfYAlone(FunctionMap):
         if self.compiled is None or not isinstance(self.structure, Structure):
             return None
         colouring = self.structure.colouring(y.shape[1])
-        seeds = colouring.seeds(y)[0].unsqueeze(1)
-        products = self.products(y).many(seeds.squeeze(1), colouring.by_rows)
-        a, t = (weights * seeds, 2 * products) if colouring.by_rows else (2 * weights * products, seeds)
+        seeds, by_rows = colouring.seeds(y)[0], colouring.by_rows
+        if scale is not None and not by_rows:
+            seeds = seeds * scale
+        products, seeds = self.products(y).many(seeds, by_rows), seeds.unsqueeze(1)
+        if scale is not None and by_rows:
+            products = products * scale.square()
+        a, t = (weights * seeds, 2 * products) if by_rows else (2 * weights * products, seeds)
         a, t = (v.expand(len(seeds), len(y), -1).flatten(0, 1) for v in (a, t))
         many = self.select(torch.arange(len(y), device=y.device).repeat(len(seeds)))
         found = self.compiled.pullback(self.fn, y.repeat(len(seeds), 1), many.x, [(a, t)], torch.zeros_like(a), ())
@@ -300,15 +307,16 @@ class _OfYAlone(FunctionMap):
 
 class _RowNorms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, map: _OfYAlone) -> Tensor:
+    def forward(ctx: Any, y: Tensor, map: _OfYAlone, scale: Tensor | None) -> Tensor:
         ctx.map = map
-        ctx.save_for_backward(y)
-        return super(_OfYAlone, map).row_norms(y)
+        ctx.save_for_backward(y, scale)
+        return super(_OfYAlone, map).row_norms(y, scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
-        return ctx.map.pull_norms(ctx.saved_tensors[0], gradients[0]), None
+        y, scale = ctx.saved_tensors
+        return ctx.map.pull_norms(y, gradients[0], scale), None, None
 
 
 class _ByAutograd(Linearization):

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from snarenet.constraints.maps.base import Linearization, Map, Pairs
+from snarenet.constraints.maps.function import FunctionMap
 from snarenet.constraints.maps.l1 import L1BallMap
 from snarenet.constraints.maps.linear import IdentityMap, LinearMap
 from snarenet.constraints.maps.quadratic import QuadraticMap
@@ -72,12 +73,17 @@ class ScaledMap(Map):
         return self.inner.vjp(y * self.scale, weights) * self.scale
 
     def entries(self, y: Tensor, pattern: Pattern) -> Tensor:
-        return self.inner.entries(y * self.scale, pattern) * _columns(self.scale, pattern)
+        return self.inner.entries(y * self.scale, pattern) * pattern.of_columns(self.scale)
 
     def linearize(self, y: Tensor) -> Linearization:
         return _ScaledLinearization(self, y)
 
+    def of_y_alone(self) -> ScaledMap:
+        return ScaledMap(self.inner.of_y_alone(), self.scale)
+
     def row_norms(self, y: Tensor) -> Tensor:
+        if isinstance(self.inner, FunctionMap):
+            return self.inner.row_norms(y * self.scale, self.scale)
         linear = self.linearize(y)
         if not self.implicit or (pattern := linear.pattern) is None:
             return linear.jacobian.square().sum(-1).expand(y.shape[0], self.rows)
@@ -119,7 +125,7 @@ class _ScaledLinearization(Linearization):
     def values(self) -> Tensor:
         values, pattern = self.inner.values, self.inner.pattern  # in this order: evaluating J may widen the pattern
         assert pattern is not None
-        return values * _columns(self.scale, pattern)
+        return values * pattern.of_columns(self.scale)
 
     def jvp(self, direction: Tensor) -> Tensor:
         return self.inner.jvp(direction * self.scale)
@@ -129,8 +135,3 @@ class _ScaledLinearization(Linearization):
 
     def _evaluate(self) -> Tensor:
         return self.inner.jacobian * self.scale
-
-
-def _columns(scale: Tensor, pattern: Pattern) -> Tensor:
-    """(nnz,) the scale of each entry's column."""
-    return scale[pattern.on(scale.device)[1]]

@@ -24,6 +24,11 @@ def most_shared(tensor: Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).shared_memory_per_block_optin
 
 
+def multiprocessors(tensor: Tensor) -> int:
+    """How many of them the device has."""
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
 @functools.cache
 def load(source: str, dtype: torch.dtype, device: torch.device, **numbers: int) -> nvrtc.Kernels:
     """The kernels of a source file, compiled with the numbers of its Python side."""

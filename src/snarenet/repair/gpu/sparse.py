@@ -26,7 +26,7 @@ THREADS = 256  # of a block
 WARP = 32  # threads that take a small front together
 _MERGING = (0.0, 0.03, 0.1, 0.3, 1.0)  # what a front may be taken to cost when fronts are merged: little, beside a CPU
 _SMALL = 24  # the most nodes of a small front
-_RESIDENT = 4  # blocks that a multiprocessor has registers for: they wait for memory in turn
+_RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
 
@@ -196,7 +196,9 @@ def rounding(like: Tensor) -> float:
 def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument) -> None:
     """Start a kernel, a block for every sample of `like` (B, ...)."""
     if len(like):
-        numbers = {"BLOCK": THREADS, "RESIDENT": _RESIDENT, "WARP": WARP, "SMALL": _SMALL}
+        few, many = _RESIDENT
+        resident = few if len(like) <= few * launching.multiprocessors(like) else many
+        numbers = {"BLOCK": THREADS, "RESIDENT": resident, "WARP": WARP, "SMALL": _SMALL}
         program = launching.load(source, like.dtype, like.device, **numbers)
         program.launch(name, len(like), THREADS, shared, arguments)
 

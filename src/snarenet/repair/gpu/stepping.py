@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import add
+from snarenet.constraints.maps import IdentityMap, add
 from snarenet.damping import EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed
 from snarenet.linalg import column
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, rounding, start
+from snarenet.repair.holding import HOLD
 from snarenet.repair.loop import Live, Loop, OutputSpace
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.stopping import GOING, PROGRESS, inner_tolerance, negligible
@@ -39,10 +40,18 @@ class Saved(NamedTuple):
 class KernelSpace(OutputSpace):
     """`OutputSpace` with sparse systems by kernels; what is eliminated is a box, or nothing."""
 
+    @property
+    def box(self) -> Tensor | None:
+        """(n,) the scale of each row of the box; None where it is 1."""
+        (box,) = self.eliminated.parts if self.eliminated is not None else (None,)
+        return box.scale if isinstance(box, IdentityMap) else None
+
     def start(self, y: Tensor) -> Tensor:
         return y.contiguous()
 
-    def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
+    def step_of(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
+        """A step of those samples that are going."""
+        position = s.position
         linear = self.others.linearize(position)
         raw, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
         assert pattern is not None
@@ -56,9 +65,9 @@ class KernelSpace(OutputSpace):
         inside = systems.inside(raw)
         factor.launch(
             "step", inside, int(inside), factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
-            raw.contiguous(), residual.contiguous(), violated.contiguous(), int(not self.active),
-            self.scale.contiguous(), *_level(damping, position), position, d, w, left, trial, stalled,
-            negligible(raw.dtype), source="stepping",
+            raw.contiguous(), s.residual.contiguous(), violated.contiguous(), int(not self.active),
+            self.scale.contiguous(), *_given(self.box, position), *_level(s.level, position), s.status, position,
+            d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
@@ -74,12 +83,12 @@ class KernelSpace(OutputSpace):
         box = v.new_empty(len(v), self.first)
         factor.launch(
             "adjoint", False, factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
-            *_level(step.damping, v), v, p, q, e, box, source="stepping",
+            *_given(self.box, v), *_level(step.damping, v), v, p, q, e, box, source="stepping",
         )  # fmt: skip
         w = torch.where(moved.unsqueeze(1), w, 0.0)
         change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
         if self.first:
-            change, q = add(change, -box), torch.cat([box, q], 1)
+            change, q = add(change, -box if self.box is None else -self.box * box), torch.cat([box, q], 1)
         scale = None if self.scale_fn is None else column(step.damping) * p * w
         return Pulled(cotangent if change is None else cotangent + change, q, scale, found)
 
@@ -88,6 +97,10 @@ class KernelLoop(Loop):
     """The loop in a `KernelSpace`, for a damping that does not search."""
 
     name = "loop with a kernel a step"
+
+    def _trial(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
+        assert isinstance(s.space, KernelSpace)
+        return s.space.step_of(s, violated)
 
     def _look(
         self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
@@ -99,7 +112,7 @@ class KernelLoop(Loop):
         after = [*map(like, (s.position, s.residual, s.worst))]
         after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
         after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
-        moved = torch.empty_like(saved.stalled)
+        moved, held = torch.empty_like(saved.stalled), None if s.held is None else like(s.held)
         paced, pace = False, [0.0] * 8
         if self.paced and isinstance(damping, Annealed):
             quick, rule = min(QUICK, damping.ratio), (SAFE, NEAR, GOOD, FAR, EXACT)
@@ -107,11 +120,12 @@ class KernelLoop(Loop):
         start(
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
-            s.residual.contiguous(), violated.contiguous(), *_given(strict, like=value),
-            space.scale.contiguous(), s.position, trial, saved.d, saved.left, _level(s.level, trial)[0], saved.stalled,
-            s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark,
+            s.residual.contiguous(), violated.contiguous(), *_given(strict, trial), space.scale.contiguous(),
+            *_given(space.box, trial), *_given(space.units, trial), s.position, trial, saved.d, saved.left,
+            _level(s.level, trial)[0], saved.stalled,
+            s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark, *_given(s.held, moved), HOLD,
             inner_tolerance(self.tol, space.slack), int(look), PROGRESS, int(self.tol == 0), int(paced), *pace,
-            *after, moved,
+            *after, moved if held is None else held, moved,
         )  # fmt: skip
         position, r, worst, level, status, steps, best_position, best, best_steps = after
         if not paced:
@@ -119,7 +133,7 @@ class KernelLoop(Loop):
         stopped = eager and not bool((status == GOING).all())
         mark = s.best if look else s.mark
         best_so_far = best_position, best, best_steps
-        return Live(*s[:6], position, r, worst, level, status, steps, *best_so_far, mark), moved, stopped
+        return Live(*s[:6], position, r, worst, level, status, steps, *best_so_far, mark, held), moved, stopped
 
 
 def _given(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:

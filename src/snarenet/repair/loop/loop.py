@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from snarenet.constraints.base import largest, residual
 from snarenet.damping import Damping
 from snarenet.repair.engine import Batch, Description, Engine, Outcome
+from snarenet.repair.holding import hold
 from snarenet.repair.loop.spaces import Space
 from snarenet.repair.loop.steps import Step
 from snarenet.repair.loop.tape import StepTape
@@ -56,12 +57,13 @@ class Loop(Engine):
     def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
         self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
         self.traceable, self.paced = space.traceable, damping.paced and space.curved
+        self.holds = self.paced and space.selects
 
     def describe(self, batch: Batch) -> Description:
         live = self._begin(batch, eager=True)
         violated = (live.residual != 0) | live.pinned
         where, system = self.space.describe(live.position, violated, live.level)
-        saved = self.space.step(live.position, live.residual, violated, live.level)[1]
+        saved = self._trial(live, violated)[1]
         kept = [violated, *(leaf for leaf in tree_leaves(saved) if leaf is not None)]
         return Description(f"{self.name} {where}", system, sum(leaf.nbytes for leaf in kept) / len(batch.y))
 
@@ -108,29 +110,42 @@ class Loop(Engine):
         distance = _distance(space, position, r) if self.paced else None
         level, steps = damping.first(y, distance), torch.zeros_like(status)
         best = position, worst, steps, torch.full_like(worst, math.inf)
-        return Live(None, space, lower, upper, lower == upper, strict, position, r, worst, level, status, steps, *best)
+        held = torch.zeros_like(r, dtype=torch.bool) if self.holds else None
+        start = position, r, worst, level, status, steps
+        return Live(None, space, lower, upper, lower == upper, strict, *start, *best, held)
 
     def _step(self, k: int, s: Live, eager: bool, tape: StepTape | None) -> tuple[Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
         violated = (s.residual != 0) | s.pinned
-        trial, saved = s.space.step(s.position, s.residual, violated, s.level)
+        trial, saved = self._trial(s, violated)
         after, moved, stopped = self._look(k, s, violated, trial, saved, eager)
         if tape is not None:
             below = s.space.below(s.residual, saved) if tape.bounds else None
+            if below is not None and s.held is not None:  # these are on the other side of their bound
+                below = below ^ s.held
             tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
         return after, stopped
+
+    def _trial(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
+        """Where the next step leads, and what its way back needs."""
+        return s.space.step(s.position, s.residual, violated, s.level)
 
     def _look(
         self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
     ) -> tuple[Live, Tensor | None, bool]:
         """Where step k led: everybody after it, who moved (None for all), and whether somebody stopped."""
         tol = inner_tolerance(self.tol, s.space.slack)
-        r = residual(s.space.value(trial), s.lower, s.upper)
+        value = s.space.value(trial)
+        r = residual(value, s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
         stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
         if self.damping.searches:
             gain, unseen = _gain(s, violated, trial, r, saved)
-        pace = None
+        pace = held = slacks = None
+        if self.holds:
+            foreseen = s.space.predict(s.position, trial, s.residual, saved)
+            reach = (trial - s.position).norm(dim=1, keepdim=True) * s.space.scales().sqrt()
+            slacks, held = hold(value, s.lower, s.upper, violated, foreseen, reach)
         if self.paced:
             pace = _gain(s, violated, trial, r, saved)[0], _distance(s.space, s.position, s.residual)
         moved, status, stopped = None, s.status, False
@@ -151,7 +166,9 @@ class Loop(Engine):
         steps = s.steps + (1 if eager else (s.status == GOING))
         seen = worst if s.strictness is None else largest(r)
         best = (trial, seen, steps) if self.tol == 0 else s.better(trial, seen, steps, eager)
-        return Live(*s[:6], trial, r, worst, level, status, steps, *best, mark), moved, stopped
+        if held is not None and slacks is not None:
+            r, held = s.hold(r, slacks, held, moved)
+        return Live(*s[:6], trial, r, worst, level, status, steps, *best, mark, held), moved, stopped
 
     def _looks(self, k: int, s: Live) -> bool:
         """Is it time to look at the progress of samples?"""
@@ -177,12 +194,21 @@ class Live(NamedTuple):
     best: Tensor  # its largest violation
     best_steps: Tensor  # the steps that led to it
     mark: Tensor  # the least violation when the progress was looked at
+    held: Tensor | None  # rows whose residual is a slack, see `holding.py`
 
     def select(self, keep: Tensor) -> Live:
         """Some of these samples."""
         samples = keep if self.samples is None else self.samples[keep]
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
         return Live(samples, self.space.select(keep), *rest)
+
+    def hold(self, residual: Tensor, slacks: Tensor, held: Tensor, moved: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual of a step that held rows, and these; those of before where a sample did not move."""
+        assert self.held is not None
+        if moved is None:
+            return torch.where(held, slacks, residual), held
+        held, moved = held & moved.unsqueeze(1), moved.unsqueeze(1)
+        return torch.where(held, slacks, residual), torch.where(moved, held, self.held)
 
     def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""

@@ -53,6 +53,7 @@ class Space(ABC):
     traceable: bool = False  # can torch.compile trace its adjoint?
     steady: bool = False  # is every step a contraction, so that slow progress is still progress?
     curved: bool = False  # are there rows other than linear ones and quadratic ones with a diagonal H?
+    selects: bool = False  # does a step leave rows out that are inside their bounds?
 
     @abstractmethod
     def start(self, y: Tensor) -> Tensor:
@@ -258,7 +259,7 @@ class OutputSpace(Space):
 
     def __post_init__(self) -> None:
         self.first = 0 if self.eliminated is None else self.eliminated.rows  # where the other rows begin
-        self.curved = not self.others.diagonal_hessian
+        self.curved, self.selects = not self.others.diagonal_hessian, self.active
 
     def start(self, y: Tensor) -> Tensor:
         return y

@@ -11,6 +11,7 @@ from snarenet.constraints.maps import add
 from snarenet.repair.engine import Gradients, Tape
 from snarenet.repair.loop.spaces import Space
 from snarenet.repair.loop.steps import Step
+from snarenet.tracing import tracing
 
 
 class StepTape(Tape):
@@ -60,6 +61,8 @@ class StepTape(Tape):
                 totals = [add(a, b) for a, b in zip(totals, pulled.tensors, strict=True)]
             cotangent = mine if samples is None else cotangent.index_copy(0, samples, mine)
         found_y, found = space.pull_finish(y, v, cotangent, scale, wanted)
+        if tracing():  # one that ran away may have steps that cannot be pulled back, and here none is left out
+            found_y = torch.where((v != 0).any(1, keepdim=True), found_y, 0.0)
         return Gradients(found_y, lower, upper, [add(a, b) for a, b in zip(totals, found, strict=True)])
 
     def _up_to(self, lasts: Tensor) -> list[Step]:

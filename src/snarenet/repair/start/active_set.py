@@ -68,10 +68,19 @@ class _Newton(NamedTuple):
     sound: Tensor  # (B,) false where the system had no factor
 
 
-def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, search: Search) -> Tensor:
+def project(
+    instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, search: Search, strict: bool = False
+) -> Tensor:
     """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
 
-    `weights` (n,) are those of the squared distance; `search` is the one below, or another that finds the same.
+    Args:
+        instance: the constraints.
+        y: (B, n) the predictions.
+        iterations: of the search.
+        weights: (n,) those of the squared distance; all 1 if None.
+        search: the one below, or another that finds the same.
+        strict: count as found only where D is what it says, and not the floor that negative Hessians meet: there the
+            point may be a saddle, and the gradient is not exact.
     """
     metric = y.new_ones(y.shape[1]) if weights is None else weights.to(y.dtype)
     with torch.no_grad():
@@ -81,6 +90,8 @@ def project(instance: Instance, y: Tensor, iterations: int, weights: Tensor | No
         z, multipliers, found = search(task, tuple(islice(chain(_SHARES, repeat(_LEAST)), iterations)))
         away = largest(residual(task.instance.map.value(z), instance.lower, instance.upper) * reach.sqrt())
         found = found & (away <= torch.finfo(y.dtype).eps ** 0.5 * (1 + largest(z)))  # an empty set has none
+        if strict:
+            found = found & (metric + task.instance.map.hessian_diagonal(multipliers) >= FLAT * metric).all(1)
         # of the others anything finite will do: their gradient is zero times that
         z, multipliers = (torch.where(found.unsqueeze(1), tensor, 0.0) for tensor in (z, multipliers))
     if torch.is_grad_enabled():

@@ -63,6 +63,13 @@ def approach(
     return y - _PENALTY * (iterate(image, lower, upper, rows.K, iterations) @ rows.back)
 
 
+def prepare(memo: Memo, parts: Sequence[Map], weights: Tensor | None, size: int) -> None:
+    """Compute beforehand what is the same for all batches, for constant rows on so many variables."""
+    matrix = next((part.A for part in parts if isinstance(part, LinearMap)), None)
+    if matrix is not None:
+        _rows(memo, parts, list(range(len(parts))), matrix.new_empty(0, size), weights)
+
+
 def multipliers(image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
     """s after so many iterations, by plain differentiable operations."""
     fixed, z, s = image @ K, torch.minimum(torch.maximum(image, lower), upper), torch.zeros_like(image)

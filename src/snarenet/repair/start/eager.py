@@ -1,4 +1,4 @@
-"""`project_eagerly`: where a compiled model leaves its graph for a projection that looks at values, and comes back.
+"""`approach_eagerly`: where a compiled model leaves its graph for a projection that looks at values, and comes back.
 
 Imported by the first call that is traced, as `torch.compiler.disable` imports the whole compiler.
 """
@@ -7,6 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from snarenet.repair.start.nearest import project
+from snarenet.repair.start.nearest import approach
 
-project_eagerly = torch.compiler.disable(project)
+approach_eagerly = torch.compiler.disable(approach)

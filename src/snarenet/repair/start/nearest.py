@@ -1,107 +1,259 @@
-"""`approach`: towards the nearest point of the set, by the method that suits its rows, on the device at hand.
+"""`plan` chooses where a repair begins and the damping after that; `approach` goes there.
 
 The repair finds *a* feasible point; with satisfied rows frozen it may lie far from the prediction, and the map from one
 to the other may stretch distances, and with them the errors of a network. The orthogonal projection does not: it never
 moves two points apart.
+
+| rows | method | what it leads to |
+|---|---|---|
+| a box alone | clipping | the projection |
+| linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
+| diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
+| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or nothing |
+
+Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import Map
+from snarenet.constraints import Box, Constraints, Linear
+from snarenet.constraints.base import Instance, largest, residual
+from snarenet.constraints.maps import IdentityMap, Map
+from snarenet.damping import Annealed, Damping
 from snarenet.memo import Memo
+from snarenet.repair import choose as engines
 from snarenet.repair.choose import choose, sparse_suits
 from snarenet.repair.engine import Batch
 from snarenet.repair.gpu import admm as admm_kernels
 from snarenet.repair.gpu import search as search_kernel
-from snarenet.repair.options import Options
+from snarenet.repair.metric import Metric, metric_of
+from snarenet.repair.options import Nearest, Options
 from snarenet.repair.start import active_set, admm, smooth
+from snarenet.repair.start.apart import apart
 from snarenet.repair.stopping import CONVERGED
 from snarenet.solution import RepairWarning, warn
-from snarenet.tracing import tracing
+from snarenet.tracing import capturing, tracing, without_grad
+
+Method = Literal["none", "clipping", "admm", "active set", "smooth"]
+
+# iterations that "auto" stands for: of ADMM, where more change trained models no more; of the active set, where nearly
+# all samples that settle at all have settled; interior-point steps, of which five to ten are usual
+_ITERATIONS: dict[Method, int] = {"none": 0, "clipping": 0, "admm": 35, "active set": 26, "smooth": 20}
+_CLOSE = 20  # iterations of ADMM from which on little is left to repair
+_FINISH = Annealed(1e-3, 0.1)  # the damping after that: nearly Newton's steps
+_LARGE = 1000  # constant rows, from which on sparse systems are faster than ADMM with its dense matrix
 
 _UNTRACED = (
-    "`nearest` projects onto rows with other than diagonal Hessians by a search that cannot be exported or recorded: "
-    "this one starts at the projection onto the constant linear rows alone, or at the prediction"
+    "the projection onto rows with other than diagonal Hessians is a search that cannot be exported: the exported "
+    "program begins {0}, and what it returns is feasible, but not the point that this layer returns; with `start=None` "
+    "the two agree"
 )
+
+
+class Plan(NamedTuple):
+    """Where a repair begins.
+
+    Attributes:
+        method: what leads there; "none" for the prediction itself.
+        iterations: of the method.
+        damping: of the repair after that.
+        thorough: search for what the method did not find, exactly, by the one for rows of any kind.
+        why: the reason, for `explain`.
+    """
+
+    method: Method
+    iterations: int
+    damping: Damping
+    thorough: bool
+    why: str
+
+    @property
+    def looks(self) -> bool:
+        """Does it search for the nearest point, looking at values?"""
+        return self.method == "smooth" or self.thorough
+
+
+def plan(options: Options, instance: Instance, recorded: bool = False) -> Plan:
+    """What suits these constraints; `recorded`: what a CUDA graph can hold, even if none is recorded at the moment."""
+    method, why = _method(options, instance, recorded)
+    iterations = _ITERATIONS[method]
+    asked = options.start.iterations if isinstance(options.start, Nearest) else "auto"
+    if asked != "auto" and iterations:
+        iterations = asked
+    thorough = method == "active set" and asked == "auto" and options.krylov is None and not recorded
+    on_all_rows = method == "admm" and all(part.constant for part in instance.map.parts)
+    close = on_all_rows and iterations >= _CLOSE and options.damping == "auto"
+    return Plan(method, iterations, _FINISH if close else options.rule, thorough, why)
+
+
+def _method(options: Options, instance: Instance, recorded: bool) -> tuple[Method, str]:
+    """The method, and why."""
+    map = instance.map
+    insists = isinstance(options.start, Nearest)
+    if options.start is None:
+        return "none", "as asked"
+    if all(isinstance(part, IdentityMap) for part in map.parts):
+        return "clipping", "there are bounds on each variable alone"
+    if options.krylov is not None and not insists:
+        return "none", "a projection needs matrices"
+    constant = all(part.constant for part in map.parts)
+    sparse = not tracing() and options.krylov is None and not recorded
+    if constant and not (sparse and map.rows > _LARGE and sparse_suits(instance)):
+        return "admm", "all rows are linear with one matrix for all samples"
+    if map.diagonal_hessian and not constant and not (sparse and sparse_suits(instance)):
+        return "active set", "all Hessians are diagonal"
+    if options.krylov is None and not (recorded or capturing() or torch.compiler.is_exporting()):
+        return "smooth", "rows are large and sparse" if map.diagonal_hessian else "some rows are curved"
+    known: Method = "admm" if insists and any(part.constant for part in map.parts) else "none"
+    if torch.compiler.is_exporting():
+        there = "at the projection onto the constant linear rows alone" if known == "admm" else "at the prediction"
+        warn(_UNTRACED.format(there), RepairWarning)
+    if options.krylov is not None:
+        return known, "without matrices there is a projection onto constant rows alone"
+    return known, "the search for the projection onto all rows can be neither exported nor recorded"
 
 
 def approach(
     memo: Memo,
     instance: Instance,
     y: Tensor,
-    iterations: int,
+    chosen: Plan,
     weights: Tensor | None = None,
-    matrix_free: bool = False,
+    metric: Metric | None = None,
+    tol: float = 0.0,
 ) -> Tensor:
-    """Points (B, n) at the projections of y, or near them.
-
-    Onto constant linear rows alone, by ADMM; onto rows with diagonal Hessians, by an active-set method; onto any other
-    rows by interior-point steps from a repaired point. The latter two are exact, or, where they find nothing, y itself.
-    Without matrices, exported or recorded, only constant rows count next to those of the last kind.
+    """Points (B, n) at the projections of y, or near them; y itself where it is in the set, or nothing was found.
 
     Args:
         memo: keeps what is computed once.
         instance: the constraints.
         y: (B, n) predictions.
-        iterations: of the method.
+        chosen: how.
         weights: (n,) those of the squared distance, equal unless given.
-        matrix_free: never form a Jacobian.
+        metric: that of a repair's steps.
+        tol: the violation up to which a sample is in the set.
     """
+    if chosen.method == "none":
+        return y
+    if chosen.looks and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        from snarenet.repair.start.eager import approach_eagerly  # here, as it imports the whole compiler
+
+        return approach_eagerly(memo, instance, y, chosen, weights, metric, tol)  # pyright: ignore
+    if chosen.method == "smooth":
+        return _project(memo, instance, y, weights, metric, chosen.iterations, tol)
+    with without_grad():
+        outside = ~(largest(residual(instance.map.value(y), instance.lower, instance.upper)) <= tol)
+    if tracing() or (y.is_cuda and not chosen.thorough):  # which must not, or had better not, look at values
+        return torch.where(outside.unsqueeze(1), _towards(memo, chosen, weights, instance, y), y)
+    left = outside.nonzero().squeeze(1)
+    if not len(left):
+        return y
+    everybody = len(left) == len(y)
+    part, predicted = (instance, y) if everybody else (instance.select(left), y[left])
+    towards = partial(_towards, memo, chosen, weights)
+    found = apart(towards, part, predicted) if y.dtype == torch.float32 else towards(part, predicted)
+    if chosen.thorough:
+        rest = (found == predicted).all(1).nonzero().squeeze(1)
+        if len(rest):
+            steps = _ITERATIONS["smooth"]
+            other = _project(memo, part.select(rest), predicted[rest], weights, metric, steps, tol)
+            found = found.index_copy(0, rest, other)
+    return found if everybody else y.index_copy(0, left, found)
+
+
+def _towards(memo: Memo, chosen: Plan, weights: Tensor | None, instance: Instance, y: Tensor) -> Tensor:
+    """The same for samples that are all outside, without a search that looks at values."""
     map = instance.map
-    if _onto_all_rows(map):
+    if chosen.method == "clipping":
+        for lower, upper in zip(*(b.split(y.shape[1], 1) for b in (instance.lower, instance.upper)), strict=True):
+            y = torch.minimum(torch.maximum(y, lower), upper)
+        return y
+    if chosen.method == "active set":
         packed = search_kernel.pack(memo, map, y)
         search = active_set.search if packed is None else partial(search_kernel.search, packed)
-        return active_set.project(instance, y, iterations, weights, search)
-    if _curved(map) and not matrix_free:
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            from snarenet.repair.start.eager import project_eagerly  # here, as it imports the whole compiler
-
-            return project_eagerly(memo, instance, y, iterations, weights)  # pyright: ignore
-        if not tracing():
-            return project(memo, instance, y, iterations, weights)
-        warn(_UNTRACED, RepairWarning)
+        return active_set.project(instance, y, chosen.iterations, weights, search, strict=chosen.thorough)
     rows = sum(part.rows for part in map.parts if part.constant)
     iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
-    return admm.approach(memo, instance, y, iterations, weights, iterate)
+    return admm.approach(memo, instance, y, chosen.iterations, weights, iterate)
 
 
-def _onto_all_rows(map: Map) -> bool:
-    """Is the projection onto all rows found by the active-set method, and not onto the constant ones by ADMM?"""
-    return map.diagonal_hessian and not all(part.constant for part in map.parts)
-
-
-def _curved(map: Map) -> bool:
-    """Are there rows with other than diagonal Hessians?"""
-    return not map.diagonal_hessian and not all(part.constant for part in map.parts)
-
-
-def project(memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None) -> Tensor:
+def _project(
+    memo: Memo,
+    instance: Instance,
+    y: Tensor,
+    weights: Tensor | None,
+    metric: Metric | None,
+    iterations: int,
+    tol: float,
+) -> Tensor:
     """The projections of y onto rows of any kind, by `smooth`; it looks at values, so it is never traced."""
-    return smooth.project(instance, y, iterations, weights, partial(_restored, memo), sparse_suits(instance))
+    restore = partial(_restored, memo, metric)
+    return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol)
 
 
-def _restored(memo: Memo, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a plain repair leads, and (B,) whether it reached the set."""
-    tol = max(Options.tol, torch.finfo(y.dtype).eps ** 0.75)
-    engine, lower, upper = choose(Options(tol=tol, dtype=y.dtype), memo, instance, y)
-    (value, status, _), _ = engine.run(Batch(y, lower, upper, y.isfinite().all(1)), taped=False)
-    return value, status == CONVERGED
+def slide(instance: Instance, y: Tensor, start: Tensor, reached: Tensor, weights: Tensor | None) -> Tensor:
+    """The nearest points to y (B, n), all outside, sought from where some reached the set; y where none was found."""
+    some = reached.nonzero().squeeze(1)
+    known = start.detach()[some], torch.ones_like(some, dtype=torch.bool)
+    steps, sparse = _ITERATIONS["smooth"], sparse_suits(instance)
+    found = smooth.project(instance.select(some), y[some], steps, weights, lambda *_: known, sparse)
+    return y.index_copy(0, some, found)
 
 
-def describe(map: Map, iterations: int, matrix_free: bool = False) -> str:
-    """What `approach` does, in words."""
-    if _onto_all_rows(map):
-        return f"at the projection onto all rows, by up to {iterations} iterations of an active-set method"
-    if _curved(map) and not matrix_free:
-        return f"at the projection onto all rows, by a repair and up to {iterations} interior-point steps from there"
+def _restored(memo: Memo, metric: Metric | None, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a plain repair leads, by steps in the metric, and (B,) whether it reached the set."""
+    options, units, first = Options(tol=max(Options.tol, torch.finfo(y.dtype).eps ** 0.75), dtype=y.dtype), None, y
+    if metric is not None:
+        memo, units, first = metric.memo, metric.units, metric.into(y)
+        instance, options = instance._replace(map=metric.map(instance.map)), metric.stricter(options)
+    engine, lower, upper = choose(options, memo, instance, first, units)
+    (value, status, _), _ = engine.run(Batch(first, lower, upper, y.isfinite().all(1)), taped=False)
+    return value if metric is None else metric.back(value, y), status == CONVERGED
+
+
+def prepare(options: Options, constraints: Constraints, weights: Tensor | None = None) -> None:
+    """Compute beforehand what does not depend on y and x, so that a compiled repair finds it."""
+    metric = metric_of(options, constraints.memo, weights, None if weights is None else len(weights))
+    if options.krylov is not None:  # the matrix-free route needs no decomposition
+        return
+    engines.prepare(options, constraints, metric)
+    if options.start is None or constraints.size is None:
+        return
+    parts = [_constant(part, constraints.size, options.dtype) for part in constraints.parts]
+    rows = [part for part in parts if part is not None]
+    if len(rows) == len(parts) and sum(part.rows for part in rows) <= _LARGE:
+        admm.prepare(constraints.memo, rows, weights, constraints.size)
+
+
+def _constant(part: Constraints, size: int, dtype: torch.dtype) -> Map | None:
+    """The rows of a set that are the same for all x."""
+    if isinstance(part, Box):
+        return IdentityMap(size)
+    return part.constant_map(dtype) if isinstance(part, Linear) else None
+
+
+def describe(chosen: Plan, map: Map) -> str:
+    """Where a repair begins, in words."""
+    if chosen.method == "none":
+        return "at the prediction" if chosen.why == "as asked" else f"at the prediction: {chosen.why}"
+    if chosen.method == "clipping":
+        return f"at the prediction, clipped: {chosen.why}"
+    if chosen.method == "active set":
+        return (
+            f"at the projection onto all rows, by up to {chosen.iterations} iterations of an active-set method: "
+            f"{chosen.why}"
+        )
+    if chosen.method == "smooth":
+        return (
+            f"at the projection onto all rows, by a repair and up to {chosen.iterations} interior-point steps from "
+            f"there: {chosen.why}"
+        )
     rows = sum(part.rows for part in map.parts if part.constant)
-    if not rows:
-        return "at the prediction: without matrices `nearest` finds no constant rows"
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
-    return f"near the projection onto {which}, by {iterations} iterations of ADMM"
+    return f"near the projection onto {which}, by {chosen.iterations} iterations of ADMM: {chosen.why}"

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
+from snarenet.constraints.maps import FunctionMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
@@ -48,7 +49,13 @@ Restore = Callable[[Instance, Tensor], tuple[Tensor, Tensor]]
 
 
 def project(
-    instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, restore: Restore, sparse: bool
+    instance: Instance,
+    y: Tensor,
+    iterations: int,
+    weights: Tensor | None,
+    restore: Restore,
+    sparse: bool,
+    tol: float = 0.0,
 ) -> Tensor:
     """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
 
@@ -59,16 +66,29 @@ def project(
         weights: (n,) those of the squared distance; all 1 if None.
         restore: repairs a batch; says where it leads, and (B,) which samples are in the set then.
         sparse: solve systems on the pattern of the rows.
+        tol: the violation up to which y itself will do.
     """
-    if not len(y):
+    with torch.no_grad():
+        violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+        left = (~(violation <= tol)).nonzero().squeeze(1)
+    if not len(left) or not _differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
     tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
-    recipe = _Recipe(iterations, metric, restore, sparse)
+    recipe = _Recipe(left, iterations, metric, restore, sparse)
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
+def _differentiable(map: Map, y: Tensor) -> bool:
+    """Do all rows have second derivatives? Functions that come with a Jacobian may be written without torch."""
+    with torch.enable_grad():
+        leaf = y.detach().requires_grad_()
+        given = (part for part in map.parts if isinstance(part, FunctionMap) and part.given_jacobian is not None)
+        return all(part.value(leaf).requires_grad for part in given)
+
+
 class _Recipe(NamedTuple):
+    left: Tensor  # the samples outside
     iterations: int
     metric: Tensor
     restore: Restore
@@ -103,8 +123,7 @@ class _Project(torch.autograd.Function):
 
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
     """(k,) the samples whose nearest point was found, and these points."""
-    outside = residual(instance.map.value(y), instance.lower, instance.upper) != 0
-    left = outside.any(1).nonzero().squeeze(1)
+    left = recipe.left
     start, reached = recipe.restore(instance.select(left), y[left])
     left, start = left[reached], start[reached]
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)

@@ -1,6 +1,7 @@
 """`Part`: fields whose types say what they may be, checked when they are set.
 
-A field is a `Literal`, a `bool`, or a number in an interval, written into its type: `Count`, `Share`, ...
+A field is a `Literal`, a `bool`, or a number in an interval, written into its type: `Count`, `Share`, ...; or one of
+two such kinds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 class Interval(NamedTuple):
@@ -58,17 +60,20 @@ def _types(part: type[Part]) -> dict[str, Any]:
 
 def check(name: str, value: object, kind: Any) -> None:
     """Raise unless `value` is of the type that a field called `name` has."""
-    options = [option for option in get_args(kind) if option is not type(None)]
-    if type(None) in get_args(kind):  # a field that may be None
-        if value is not None:
-            check(name, value, options[0])
-        return
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    found = [_misfit(value, one) for one in kinds if one is not NoneType]
+    if not (value is None and NoneType in kinds) and all(found):
+        raise ValueError(f"`{name}` must be {' or '.join(found)}, but got {value!r}")
+
+
+def _misfit(value: object, kind: Any) -> str:
+    """What a value of this type would be, in words; "" if it is one."""
+    options = get_args(kind)
     if get_origin(kind) is Literal:
-        if value not in options:
-            raise ValueError(f"`{name}` must be one of {', '.join(options)}, but got {value!r}")
-        return
+        fits = isinstance(value, str) and value in options
+        return "" if fits else f"{'one of ' * (len(options) > 1)}{', '.join(options)}"
     kind, interval = options if get_origin(kind) is Annotated else (kind, _PLAIN.get(kind))
     fits = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
-    if not fits or (isinstance(interval, Interval) and not interval.holds(value)):  # pyright: ignore[reportArgumentType]
-        words = interval.words if isinstance(interval, Interval) else f"a {kind.__name__}"
-        raise ValueError(f"`{name}` must be {words}, but got {value!r}")
+    if fits and (not isinstance(interval, Interval) or interval.holds(value)):  # pyright: ignore[reportArgumentType]
+        return ""
+    return interval.words if isinstance(interval, Interval) else f"a {kind.__name__}"

@@ -30,6 +30,9 @@ class Network(Part):
     """Normalise hidden layers over the batch; not needed at these depths."""
     init: Literal["torch", "kaiming"] = "torch"
     """Initial weights: PyTorch's, or Kaiming's normal ones (the paper)."""
+    standardise: bool = True
+    """Let the network see inputs with mean 0 and deviation 1, and start its outputs at a typical solution, in scales in
+    which solutions differ: fixed numbers, from the training inputs. Not for policies, which see other inputs."""
     head: float = 1.0
     """Factor on the initial weights of the last layer; a small one starts near y = 0, at a nominal policy, say."""
     precision: Literal["float32", "float64"] = "float32"

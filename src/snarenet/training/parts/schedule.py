@@ -25,8 +25,9 @@ class Schedule(Part):
 
     penalty: Weight = 0.0
     """Weight of the squared violation of the true set in the loss; the repair leaves nothing to punish."""
-    proximity: Weight = 0.0
-    """Weight of the squared distance between prediction and repaired output; keeps predictions near a curved set."""
+    proximity: Literal["auto"] | Weight = "auto"
+    """Weight of the squared distance between prediction and repaired output, so that outputs on a bound go on learning;
+    "auto" is a share of the loss's own gradient, where there are inequalities: `Layer.proximity`."""
     relaxation: Literal["none", "adarel", "soft"] = "none"
     """Start on a relaxed set, or without repair ("soft"); needed with a small constant damping only."""
     relax_epochs: Count = 0

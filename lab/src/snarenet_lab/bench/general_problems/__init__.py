@@ -2,8 +2,21 @@
 
 from snarenet_lab.bench.general_problems.arm import arm
 from snarenet_lab.bench.general_problems.base import General, Ipopt, Optimum
-from snarenet_lab.bench.general_problems.grid import Grid, acopf, grid_problem
+from snarenet_lab.bench.general_problems.curved import bilinear, shell, torus, trigonometric
+from snarenet_lab.bench.general_problems.families import acopf, unicycle
 from snarenet_lab.bench.general_problems.portfolio import FORMS, portfolio
-from snarenet_lab.bench.general_problems.unicycle import unicycle
 
-__all__ = ["FORMS", "General", "Grid", "Ipopt", "Optimum", "acopf", "arm", "grid_problem", "portfolio", "unicycle"]
+__all__ = [
+    "FORMS",
+    "General",
+    "Ipopt",
+    "Optimum",
+    "acopf",
+    "arm",
+    "bilinear",
+    "portfolio",
+    "shell",
+    "torus",
+    "trigonometric",
+    "unicycle",
+]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import Constants, Torch
+from snarenet.problems.arithmetic import Torch
 from snarenet_lab.bench.general_problems.base import F64, General
+from snarenet_lab.bench.general_problems.constants import Constants
 
 _LINKS = (0.34, 0.40, 0.40, 0.126)  # m, one at every second joint
 _LIMITS = np.deg2rad([170.0, 120.0, 170.0, 120.0, 170.0, 120.0, 175.0])  # those of a common arm of seven joints
@@ -34,21 +35,21 @@ def arm() -> General:
 
     def draw(batch: int, generator: torch.Generator) -> Tensor:
         share = 2 * torch.rand(batch, len(limits), generator=generator, dtype=F64) - 1
-        m = Torch(share.device)
+        m = Torch()
         position, axes = _hand(0.8 * limits * share, m)
         return m.join(position, *axes)
 
     def objective(y: Any, x: Any, m: Any) -> Any:
         return y * y
 
-    constraints = sn.Nonlinear(lambda y, x: rows(y, x, Torch(y.device)), 6, equals=0.0) & sn.Box(-limits, limits)
+    constraints = sn.Nonlinear(lambda y, x: rows(y, x, Torch()), 6, equals=0.0) & sn.Box(-limits, limits)
     bent = torch.tensor([0.0, 0.5, 0.0, -1.0, 0.0, 0.5, 0.0], dtype=F64)  # not stretched: no singular Jacobian
     return General(f"arm, {len(limits)} joints", constraints, bent, limits / 10, draw, objective, rows)
 
 
 def _hand(y: Any, m: Any) -> tuple[Any, list[Any]]:
     """Position and axes of the hand."""
-    k = m.given(_CONSTANTS)
+    k = _CONSTANTS.beside(y)
     position, a, b, c = (m.const(k[name]) for name in ("origin", "a", "b", "c"))
     for joint in range(_JOINTS):
         angle = m.take(y, slice(joint, joint + 1))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.problems.arithmetic import Casadi
 from snarenet.reference.program import need
-from snarenet_lab.bench.general_problems.arithmetic import Casadi
 
 F64 = torch.float64
 
@@ -50,7 +50,8 @@ class General:
     def repaired(self) -> General:
         """The same with a typical point that is in the set at the mean of some inputs."""
         x = self.draw(64, torch.Generator().manual_seed(0)).mean(0, keepdim=True)
-        return replace(self, typical=sn.repair(self.constraints, self.typical.unsqueeze(0), x, rescue=True).value[0])
+        found = sn.repair(self.constraints, self.typical.unsqueeze(0), x, start=None, rescue=True)
+        return replace(self, typical=found.value[0])
 
     def bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(rows, 2) of g and (n, 2) of the box, for one input."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet_lab.bench.general_problems.arithmetic import Constants, Torch
+from snarenet.problems.arithmetic import Torch
 from snarenet_lab.bench.general_problems.base import F64, General
+from snarenet_lab.bench.general_problems.constants import Constants
 
 FORMS = ("factored", "matrix", "function", "lifted")
 
@@ -28,16 +29,16 @@ class _Market:
 
     def loadings(self, x: Tensor) -> Tensor:
         """(B, n, factors) of torch."""
-        return self.constants.on(x.device)["F"] * (1 + 0.2 * x).unsqueeze(1)
+        return self.constants.beside(x)["F"] * (1 + 0.2 * x).unsqueeze(1)
 
     def covariance(self, x: Tensor) -> Tensor:
         """(B, 1, n, n) of torch."""
         loadings = self.loadings(x)
-        return (loadings @ loadings.mT + self.constants.on(x.device)["D"].diag()).unsqueeze(1)
+        return (loadings @ loadings.mT + self.constants.beside(x)["D"].diag()).unsqueeze(1)
 
     def risk(self, y: Any, x: Any, m: Any) -> Any:
         """The risk of y, by its factors."""
-        k = m.given(self.constants)
+        k = self.constants.beside(y)
         z = m.times(k["across"], y) * (1 + 0.2 * x)
         return m.total(z * z) + m.total(m.const(k["D"]) * y * y)
 
@@ -60,7 +61,7 @@ def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> Genera
     typical = torch.cat([torch.full((n,), 1 / n, dtype=F64), torch.zeros(extra, dtype=F64)])
 
     def rows(y: Any, x: Any, m: Any) -> Any:
-        weights, k = m.take(y, slice(0, n)), m.given(market.constants)
+        weights, k = m.take(y, slice(0, n)), market.constants.beside(y)
         if not extra:
             return m.join(market.risk(weights, x, m), m.total(weights))
         z = m.take(y, slice(n, None))
@@ -71,7 +72,7 @@ def portfolio(n: int = 200, form: str = "factored", factors: int = 10) -> Genera
         return torch.randn(batch, factors, generator=generator, dtype=F64)
 
     def objective(y: Any, x: Any, m: Any) -> Any:
-        return -m.const(m.given(market.constants)["mean"]) * m.take(y, slice(0, n))
+        return -m.const(market.constants.beside(y)["mean"]) * m.take(y, slice(0, n))
 
     spread = torch.full_like(typical, 1 / n)
     return General(f"portfolio {n}, {form}", constraints, typical, spread, draw, objective, rows)
@@ -84,7 +85,7 @@ def _plain(market: _Market, n: int, form: str) -> sn.Constraints:
     elif form == "matrix":
         risk = sn.Quadratic(market.covariance, upper=market.limit)
     else:
-        risk = sn.Nonlinear(lambda y, x: market.risk(y, x, Torch(y.device)), 1, upper=market.limit)
+        risk = sn.Nonlinear(lambda y, x: market.risk(y, x, Torch()), 1, upper=market.limit)
     return risk & sn.Linear(torch.ones(1, n, dtype=F64), equals=1.0) & sn.Box(0.0, 1.0)
 
 

@@ -1,54 +1,22 @@
-"""What the problems are written with, so that torch repairs and CasADi solves the same rows.
+"""What families are written with, so that torch repairs and CasADi solves the same rows.
 
 Entries of a vector are in the last dimension for torch, which has a batch before it, and in a column for CasADi.
+Constants are tensors for both.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.reference.program import need
-
-Array = np.ndarray[Any, Any]
-
-
-class Constants:
-    """Arrays by name; as tensors they are copied to a device once, where neither a compiler nor a recording sees it.
-
-    Args:
-        arrays: numbers or indices.
-    """
-
-    def __init__(self, **arrays: Array) -> None:
-        self.arrays = arrays
-        self._tensors: dict[torch.device, dict[str, Tensor]] = {}
-
-    def on(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors on a device."""
-        if device not in self._tensors:
-            self._tensors[device] = {name: torch.from_numpy(v).to(device) for name, v in self.arrays.items()}
-        return self._tensors[device]
-
 
 class Torch:
-    """Arithmetic of a batch.
-
-    Args:
-        device: where.
-    """
+    """Arithmetic of a batch."""
 
     sin, cos = staticmethod(torch.sin), staticmethod(torch.cos)
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def given(self, constants: Constants) -> dict[str, Tensor]:
-        """What the methods take as constants."""
-        return constants.on(self.device)
 
     def const(self, v: Tensor) -> Tensor:
         """Numbers for sums and products."""
@@ -78,30 +46,36 @@ class Torch:
         """Blocks one after the other."""
         return torch.cat(blocks, -1)
 
+    def wrap(self, angle: Tensor) -> Tensor:
+        """Angles in (-pi, pi]."""
+        return torch.atan2(angle.sin(), angle.cos())
+
 
 class Casadi:
     """The same for the columns of CasADi."""
 
     def __init__(self) -> None:
-        ca = need("casadi")
-        self.sin, self.cos, self.const, self.join, self.cross, self.total = (
-            *(ca.sin, ca.cos, ca.DM, ca.vertcat, ca.cross, ca.sum1),
-        )
+        ca = importlib.import_module("casadi")
+        self.sin, self.cos, self.join, self.cross, self.total = ca.sin, ca.cos, ca.vertcat, ca.cross, ca.sum1
         self._casadi = ca
 
-    def given(self, constants: Constants) -> dict[str, Array]:
-        """What the methods take as constants."""
-        return constants.arrays
+    def const(self, v: Tensor) -> Any:
+        """Numbers for sums and products."""
+        return self._casadi.DM(v.detach().cpu().numpy())
 
-    def take(self, v: Any, index: slice | Array) -> Any:
+    def take(self, v: Any, index: slice | Tensor) -> Any:
         """Some entries of v."""
         return v[index if isinstance(index, slice) else index.tolist()]
 
-    def collect(self, v: Any, index: Array, size: int) -> Any:
+    def collect(self, v: Any, index: Tensor, size: int) -> Any:
         """The sum of the entries of v at every one of `size` places."""
         ca, count = self._casadi, len(index)
         return ca.DM(ca.Sparsity.triplet(size, count, index.tolist(), list(range(count))), 1.0) @ v
 
-    def times(self, A: Array, v: Any) -> Any:
+    def times(self, A: Tensor, v: Any) -> Any:
         """A v."""
-        return self._casadi.DM(A) @ v
+        return self.const(A) @ v
+
+    def wrap(self, angle: Any) -> Any:
+        """Angles in (-pi, pi]."""
+        return self._casadi.atan2(self.sin(angle), self.cos(angle))
