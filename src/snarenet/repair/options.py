@@ -33,8 +33,8 @@ class Nearest:
     Example:
         >>> import torch, snarenet as sn
         >>> disk = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), rows=1, upper=1.0)
-        >>> sn.SnareLayer(disk, start=sn.Nearest())(torch.tensor([[3.0, 4.0]])).round(decimals=6)
-        tensor([[0.6000, 0.8000]])
+        >>> sn.SnareLayer(disk, start=sn.Nearest())(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+        tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
 
     iterations: int | Literal["auto"] = "auto"

@@ -189,7 +189,7 @@ def test_a_recording_freezes_samples_that_have_stopped(
     found = []
     for recorded in (True, False):
         monkeypatch.setattr(sys.modules["snarenet.repair.loop.loop"], "tracing", lambda recorded=recorded: recorded)
-        solution = sn.repair(constraints, y, x, rows=rows, tol=1e-4, max_steps=60)
+        solution = sn.repair(constraints, y, x, rows=rows, start=None, tol=1e-4, max_steps=60)
         assert solution.converged.all()
         assert solution.steps.min() < solution.steps.max()
         found.append([solution.value, solution.steps, *torch.autograd.grad(solution.value.sin().sum(), [y, x])])
