@@ -175,62 +175,85 @@
     return D.map(({ v }) => (relative ? 1 / Math.min(1, Math.max(shortest, Math.sqrt(v))) : 1));
   }
 
-  /** The repair of ŷ, or of `begin`, a point of dual numbers that was computed from ŷ.
+  /** What stays the same from step to step. */
+  function prepare(set, rows, options) {
+    const whole = frozen(set, options.rows);
+    const damping = rule(options.damping, set.curved);
+    const { tol } = options;
+    const D = scales(rows, damping.relative);
+    return {
+      set, whole, damping, D, tol, active: !whole && options.rows !== "all", strict: strictness(D, damping.relative, tol),
+      aim: whole ? Math.max(tol / 2, tol - ROUNDING) : tol,
+    };
+  }
+
+  /** Where the repair stands before its first step. */
+  function begin({ set, damping, D, tol }, point, rows) {
+    const r = residuals(set, rows);
+    const worst = worstOf(values(r));
+    return {
+      point, rows, r, worst, steps: 0, level: damping.first(distance(point, r, D)), mark: Infinity, held: r.map(() => false),
+      best: { point, seen: worst }, status: worst <= tol ? "converged" : worst < Infinity ? "going" : "nonfinite",
+    };
+  }
+
+  /** Rows that count in the next step: violated ones, held ones and equalities. */
+  const violated = ({ set }, { r }) => r.map((entry, i) => entry.v !== 0 || set.rows[i].equality);
+
+  /** Is it time to look at the progress? With a large damping none is expected yet. */
+  function looks({ whole, tol, damping }, { steps, level }) {
+    const due = tol > 0 && !whole && steps > 0 && steps % LOOK === 0;
+    return due && damping.relative && (damping.paced || level <= SMALL);
+  }
+
+  /** Where it stands after one more step. */
+  function advance(course, s) {
+    const { set, whole, active, damping, D, strict, aim, tol } = course;
+    const used = violated(course, s);
+    const { trial, d, left } = step(s.point, s.rows, s.r, active ? used : used.map(() => true), D, s.level);
+    const rows = evaluate(set, trial);
+    const r = residuals(set, rows);
+    const worst = worstOf(r.map((entry, i) => entry.v * strict[i]));
+    const steps = s.steps + 1;
+    if (!(worst < Infinity)) return { ...s, steps, status: "nonfinite" };
+    const look = looks(course, s);
+    const stalled = (look && s.best.seen > PROGRESS * s.mark) || (!whole && stationary(s.rows, s.r, D, d, s.level));
+    const pace = damping.paced ? [gain(values(s.r), values(r), left, used, D), distance(s.point, s.r, D)] : [];
+    const kept = damping.paced && active ? hold(set, rows, r, used, left, norm(d), D) : r;
+    const seen = worstOf(values(r));
+    return {
+      point: trial, rows, worst, steps, r: kept, held: kept.map((entry, i) => entry !== r[i]),
+      level: damping.following(s.steps, s.level, ...pace), mark: look ? s.best.seen : s.mark,
+      best: seen < s.best.seen || tol === 0 ? { point: trial, seen } : s.best,
+      status: worst <= aim ? "converged" : stalled ? "stalled" : "going",
+    };
+  }
+
+  /** What the page shows of where the repair stands. */
+  function shown(course, s) {
+    const { set, active } = course;
+    const g = s.rows.map((row) => row.g.v);
+    const violation = worstOf(g.map((value, i) => outside(value, set.rows[i])));
+    const used = s.status !== "going" ? g.map(() => false) : active ? violated(course, s) : g.map(() => true);
+    return { point: values(s.point), g, violation, damping: s.level, used, held: s.held };
+  }
+
+  /** The repair of ŷ, from `start`, which is ŷ or a point of dual numbers that was computed from it.
    *
    * Options: damping {kind: "pace" | "schedule" | "constant", start, ratio, value}, rows "auto" | "all" | "active", tol,
-   * maxSteps. Returns {value, jacobian, status, steps, violation, path}; an entry of the path is the point before a step,
-   * {point, residuals, violation, damping, used, held}, and the last is the point after the last one.
+   * maxSteps. Returns {value, jacobian, status, steps, violation, path}; an entry of the path is a point before a step,
+   * {point, g, violation, damping, used, held}, with the damping and the rows of that step; the last is where it stopped.
    */
-  function repair(set, prediction, options, begin = Dual.point(prediction)) {
-    const { tol, maxSteps } = options;
-    const whole = frozen(set, options.rows);
-    const active = !whole && options.rows !== "all";
-    const damping = rule(options.damping, set.curved);
-    const aim = whole ? Math.max(tol / 2, tol - ROUNDING) : tol;
-    let rows = evaluate(set, begin);
-    let r = residuals(set, rows);
-    const D = scales(rows, damping.relative);
-    const strict = strictness(D, damping.relative, tol);
-    let seen = worstOf(values(r));
-    const s = {
-      point: begin, worst: seen, steps: 0, level: damping.first(distance(begin, r, D)), mark: Infinity,
-      best: { point: begin, seen },
-      status: seen <= tol ? "converged" : seen < Infinity ? "going" : "nonfinite",
-    };
-    const path = [];
-    const record = (used, held) => path.push({
-      point: values(s.point), residuals: values(r), violation: worstOf(set.rows.map((row, i) => outside(rows[i].g.v, row))),
-      damping: s.level, used, held,
-    });
-    let held = set.rows.map(() => false);
-    for (let k = 0; k < maxSteps && s.status === "going"; k++) {
-      const used = r.map((entry, i) => entry.v !== 0 || set.rows[i].equality);
-      record(active ? used : used.map(() => true), held);
-      const { trial, d, left } = step(s.point, rows, r, active ? used : used.map(() => true), D, s.level);
-      const after = evaluate(set, trial);
-      let next = residuals(set, after);
-      const worst = worstOf(next.map((entry, i) => entry.v * strict[i]));
-      const look = tol > 0 && !whole && k > 0 && k % LOOK === 0 && damping.relative && (damping.paced || s.level <= SMALL);
-      const idle = look && s.best.seen > PROGRESS * s.mark;
-      const stalled = idle || (!whole && stationary(rows, r, D, d, s.level));
-      const pace = damping.paced ? [gain(values(r), values(next), left, used, D), distance(s.point, r, D)] : [];
-      s.steps += 1;
-      s.mark = look ? s.best.seen : s.mark;
-      const level = damping.following(k, s.level, ...pace);
-      if (!(worst < Infinity)) {
-        s.status = "nonfinite";
-        break;
-      }
-      s.status = worst <= aim ? "converged" : stalled ? "stalled" : "going";
-      seen = worstOf(values(next));
-      Object.assign(s, { point: trial, worst, level });
-      if (seen < s.best.seen || tol === 0) s.best = { point: trial, seen };
-      const kept = damping.paced && active ? hold(set, after, next, used, left, norm(d), D) : next;
-      held = kept.map((entry, i) => entry !== next[i]);
-      [rows, r] = [after, kept];
+  function repair(set, prediction, options, start = Dual.point(prediction)) {
+    const rows = evaluate(set, start);
+    const course = prepare(set, rows, options);
+    let s = begin(course, start, rows);
+    const path = [shown(course, s)];
+    while (s.status === "going" && s.steps < options.maxSteps) {
+      s = advance(course, s);
+      path.push(shown(course, s));
     }
-    record(set.rows.map(() => false), held);
-    return outcome(set, s, tol, path);
+    return outcome(set, s, options.tol, path);
   }
 
   /** What comes back: the last point if it converged, else the best one that was seen. */
@@ -239,7 +262,7 @@
     const violation = Explorer.sets.violation(set, values(point));
     const far = worstOf(values(s.point)) > RUNAWAY * (1 + worstOf(values(s.best.point)));
     const lost = s.status !== "converged" && (far || s.worst > RUNAWAY * s.best.seen);
-    const left = { converged: "max steps", going: "max steps" }[s.status] || s.status;
+    const left = s.status === "stalled" || s.status === "nonfinite" ? s.status : "max steps";
     const status = violation <= tol ? "converged" : lost ? "nonfinite" : left;
     return { value: values(point), jacobian: Explorer.jacobianOf(point), status, steps: s.steps, violation, path };
   }

@@ -92,12 +92,12 @@
     ["ring", "Ring", "1 <= x^2 + y^2 <= 4"],
     ["slab", "Ring and slab: two pieces", "1 <= sqrt(x^2 + y^2) <= 2\n-0.5 <= x <= 0.5"],
     ["torus", "Slice of a torus: two pieces", "(sqrt(x^2 + 0.36) - 1.5)^2 + y^2 <= 0.49"],
-    ["wedge", "Wedge: two half-planes", "x + 2y <= 1\n-x + y <= 1"],
+    ["wedge", "Wedge: two half-planes", "x + 3y <= 1\n-x + 3y <= 1"],
     ["polytope", "Polytope", "y >= -1\nx <= 1.5\nx + y <= 2\n-x + 2y <= 2\n-2x - y <= 2.5"],
     ["segment", "Simplex: a segment", "x + y = 1\nx >= 0\ny >= 0"],
     ["triangle", "Simplex: a triangle", "x >= 0\ny >= 0\nx + y <= 1"],
     ["sine", "Sine curve: an equality", "y - sin(2x) = 0"],
-    ["banana", "Banana: a curved valley", "(1 - x)^2 + 5(y - x^2)^2 <= 1"],
+    ["crescent", "Crescent: non-convex, one piece", "0.3x^2 + (y + 1 - 0.4x^2)^2 <= 1"],
   ].map(([id, name, text]) => ({ id, name, text }));
 
   Explorer.sets = { read, outside, violation, CATALOGUE };

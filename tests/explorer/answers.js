@@ -1,4 +1,4 @@
-/* Reads a list of {rows, points, options} from the standard input; writes what the page's scripts answer for every point. */
+/* Reads a list of cases {method, set or rows, points, options} from the standard input; writes what the page answers. */
 "use strict";
 const fs = require("fs");
 const path = require("path");
@@ -22,9 +22,18 @@ const METHODS = {
   dc3: Explorer.rivals.dc3,
 };
 
-const cases = JSON.parse(fs.readFileSync(0, "utf8"));
-const answers = cases.map(({ method, rows, points, options }) => {
-  const set = Explorer.sets.read(rows);
-  return points.map((point) => METHODS[method](set, point, options));
-});
-process.stdout.write(JSON.stringify(answers));
+function answer({ method, set, rows, points, options }) {
+  const text = rows === undefined ? Explorer.sets.CATALOGUE.find(({ id }) => id === set).text : rows;
+  if (method !== "read") {
+    const known = Explorer.sets.read(text);
+    return points.map((point) => METHODS[method](known, point, options));
+  }
+  try {
+    Explorer.sets.read(text);
+    return { error: "" };
+  } catch (error) {
+    return { error: error.message };
+  }
+}
+
+process.stdout.write(JSON.stringify(JSON.parse(fs.readFileSync(0, "utf8")).map(answer)));
