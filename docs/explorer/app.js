@@ -175,7 +175,10 @@
     find("presets").append(...presets.map(({ id, name, state }) => {
       const button = Object.assign(document.createElement("button"), { type: "button", textContent: name });
       button.dataset.id = id;
-      button.addEventListener("click", () => change({ ...DEFAULTS, ...state, preset: id }));
+      button.addEventListener("click", () => {
+        change({ ...DEFAULTS, ...state, preset: id });
+        button.scrollIntoView({ block: "nearest", inline: "center" });
+      });
       return button;
     }));
     find("scrub").addEventListener("input", (event) => look({ shown: Number(event.target.value) }));

@@ -11,14 +11,19 @@
   const STEPS = 40; // where the scale of steps ends
 
   const hueOf = ([x, y]) => ((Math.atan2(y, x) * 180) / Math.PI + 360) % 360;
-  const mixed = (share, from, to) => from.map((entry, i) => Math.round(entry + share * (to[i] - entry)));
+  const within = (share) => Math.max(0, Math.min(1, share));
+
+  // nothing is transparent, so that maps suit light and dark pages alike
+  const STEPPED = "64 102 176";
+  const KEPT = "38 166 134";
+  const STRETCHED = "245 130 32";
 
   const COLOURS = {
     landing: ({ value }) => `hsl(${hueOf(value).toFixed(0)} 62% 72%)`,
-    steps: ({ steps }) => `rgb(${mixed(Math.min(1, steps / STEPS), [243, 241, 232], [92, 124, 176])})`,
+    steps: ({ steps }) => `rgb(${STEPPED} / ${(0.85 * within(steps / STEPS)).toFixed(3)})`,
     gradient: ({ share }) => (share <= 1
-      ? `rgb(${mixed(Math.max(0, share), [240, 236, 246], [124, 192, 172])})`
-      : `rgb(${mixed(Math.min(1, (share - 1) / 2), [124, 192, 172], [242, 150, 62])})`),
+      ? `rgb(${KEPT} / ${(0.7 * within(share)).toFixed(3)})`
+      : `color-mix(in srgb, rgb(${KEPT} / 0.7), rgb(${STRETCHED} / 0.9) ${(100 * within((share - 1) / 2)).toFixed(0)}%)`),
   };
 
   const LEGENDS = {
@@ -27,9 +32,9 @@
       bar: `linear-gradient(90deg, ${[0, 60, 120, 180, 240, 300, 360].map((hue) => `hsl(${hue} 62% 72%)`)})`,
       words: ["direction from the origin in which it lands: right, up, left, down, right"],
     },
-    steps: { bar: "linear-gradient(90deg, rgb(243 241 232), rgb(92 124 176))", words: [`0 to ${STEPS} steps and more`] },
+    steps: { bar: `linear-gradient(90deg, transparent, rgb(${STEPPED} / 0.85))`, words: [`0 to ${STEPS} steps and more`] },
     gradient: {
-      bar: "linear-gradient(90deg, rgb(240 236 246), rgb(124 192 172) 40%, rgb(242 150 62))",
+      bar: `linear-gradient(90deg, transparent, rgb(${KEPT} / 0.7) 40%, rgb(${STRETCHED} / 0.9))`,
       words: ["|∂L/∂ŷ| over |∂L/∂y̌|: 0, 1 (green), 3 and more"],
     },
   };
@@ -48,6 +53,7 @@
       Object.assign(this.canvas, { width: plane.width * ratio, height: plane.height * ratio });
       plane.arrows.replaceChildren();
       plane.svg.classList.toggle("over-field", kind in COLOURS);
+      this.canvas.dataset.kind = kind;
       this.tell(kind);
       if (kind === "none") return;
       const work = kind === "arrows" ? this.arrows(plane, solve) : this.map(plane, solve, COLOURS[kind], ratio);
@@ -98,8 +104,10 @@
           for (let i = 0; i < cells; i++) {
             const found = solve(plane.from((i + 0.5) * width, (j + 0.5) * height));
             pen.fillStyle = found.status === "converged" ? colour(found) : "gray";
-            const [left, top] = [Math.floor(i * width * ratio), Math.floor(j * height * ratio)];
-            pen.fillRect(left, top, Math.ceil(width * ratio) + 1, Math.ceil(height * ratio) + 1);
+            const [left, right] = [i, i + 1].map((k) => Math.round(k * width * ratio));
+            const [top, bottom] = [j, j + 1].map((k) => Math.round(k * height * ratio));
+            pen.clearRect(left, top, right - left, bottom - top);
+            pen.fillRect(left, top, right - left, bottom - top);
             yield;
           }
         }

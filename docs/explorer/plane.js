@@ -79,6 +79,8 @@
       });
       this.svg.addEventListener("pointermove", (event) => dragged && this.moved(dragged, place(event)));
       for (const end of ["pointerup", "pointercancel"]) this.svg.addEventListener(end, () => { dragged = null; });
+      // inside a drawing `touch-action` is not heard: this keeps a finger on a handle from scrolling the page
+      this.svg.addEventListener("touchstart", (event) => event.target.closest(".handle") && event.preventDefault(), { passive: false });
       this.svg.addEventListener("click", (event) => {
         if (event.pointerType === "touch" && !event.target.closest(".handle")) this.moved("hat", place(event));
       });
@@ -90,8 +92,9 @@
       if (!way) return;
       event.preventDefault();
       const far = event.shiftKey ? NUDGE / 10 : NUDGE;
-      const here = this.places[kind];
-      this.moved(kind, [here[0] + far * way[0], here[1] + far * way[1]]);
+      const [x, y] = this.places[kind];
+      this.places = { ...this.places, [kind]: [x + far * way[0], y + far * way[1]] }; // for the next key of this frame
+      this.moved(kind, this.places[kind]);
     }
 
     /** What changes with the set, the zoom and the size: grid, regions and bounds. */

@@ -49,6 +49,6 @@ Explorer.presets = [
     id: "curve", name: "A curve as a set",
     story: "y = sin(2x) is an equality: the set has no inside, and y̌ can move along the curve alone. Where the repair gathers " +
       "predictions, little of the gradient arrives (pale); where it spreads them apart, more than there was (orange).",
-    state: { set: "sine", hat: [-0.6, 1.5], target: [2.1, -0.6], field: "gradient", show: ["nearest"] },
+    state: { set: "sine", hat: [1.5, 1.4], target: [2.4, -0.3], field: "gradient", show: ["nearest"] },
   },
 ];
