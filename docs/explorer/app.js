@@ -5,14 +5,14 @@
   const { toHash, fromHash, rounded, optionsOf, lossOf, DEFAULTS, ZOOMS } = Explorer.state;
   const find = (id) => document.getElementById(id);
   const FRAME = 90; // milliseconds a step while it plays
-  const KEPT = ["hat", "target", "show"]; // entries that do not change the field, with the loss's target apart
+  const APART = ["hat", "target", "show", "preset"]; // entries that leave the field as it is
 
   const page = {
     state: fromHash(location.hash), set: null, error: "", shown: Infinity, // Infinity: the last step
     plane: new Plane(find("drawing"), (handle, point) => change({ [handle]: point.map(rounded) })),
     chart: new Chart(find("chart"), (step) => look({ shown: step })),
     field: new Field(find("field"), find("field-legend")),
-    controls: new Controls((entries) => change("set" in entries ? { ...entries, preset: "" } : entries)), // a story is of its set
+    controls: new Controls((entries) => change("set" in entries ? { ...entries, preset: "" } : entries)),
   };
 
   const textOf = ({ set, text }) => (set === "own" ? text : sets.CATALOGUE.find(({ id }) => id === set).text);
@@ -75,7 +75,7 @@
     page.chart.draw(scene);
     tables.answers(find("answers").tBodies[0], scene, toggle);
     tables.rows(find("rows").tBodies[0], scene);
-    find("notes").replaceChildren(...tables.notes(scene).map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+    tables.notes(find("notes"), scene);
     find("words").textContent = words.sentences(scene);
     const preset = presets.find(({ id }) => id === page.state.preset);
     find("story").textContent = preset ? preset.story : "";
@@ -94,13 +94,15 @@
     waiting = false;
     readSet();
     page.controls.show(page.state, textOf(page.state), page.error);
-    for (const button of find("presets").children) button.setAttribute("aria-pressed", button.dataset.id === page.state.preset);
+    for (const button of find("presets").children) {
+      button.setAttribute("aria-pressed", button.dataset.id === page.state.preset);
+    }
     const resized = page.plane.measure(page.state.half);
     const reset = resized || page.plane.drawn !== page.set;
     if (reset) page.plane.drawSet(page.set);
     page.plane.drawn = page.set;
     const aimed = page.state.field === "gradient" && stale.has("target");
-    if (reset || aimed || [...stale].some((key) => !KEPT.includes(key))) drawField();
+    if (reset || aimed || [...stale].some((key) => !APART.includes(key))) drawField();
     stale = new Set();
     show();
     remember();
@@ -124,8 +126,10 @@
     schedule();
   }
 
-  const toggle = (method, shown) =>
-    change({ show: Explorer.state.METHODS.filter((other) => (other === method ? shown : page.state.show.includes(other))) });
+  function toggle(method, shown) {
+    const wanted = (other) => (other === method ? shown : page.state.show.includes(other));
+    change({ show: Explorer.state.METHODS.filter(wanted) });
+  }
 
   let later = 0;
 
@@ -185,7 +189,8 @@
     find("play").addEventListener("click", play);
     find("closer").addEventListener("click", () => zoom(-1));
     find("wider").addEventListener("click", () => zoom(1));
-    find("share").addEventListener("click", () => copy(find("share"), location.href.split("#")[0] + toHash(page.state)));
+    const address = () => location.href.split("#")[0] + toHash(page.state);
+    find("share").addEventListener("click", () => copy(find("share"), address()));
     find("copy-code").addEventListener("click", () => copy(find("copy-code"), find("code").textContent));
     find("theme").addEventListener("click", () => {
       const dark = getComputedStyle(document.documentElement).colorScheme === "dark"

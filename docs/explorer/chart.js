@@ -30,8 +30,10 @@
       const series = (values, kind) => draw("polyline", {
         points: values.map((value, k) => `${this.x(k)},${this.y(value)}`).join(" "), class: `series ${kind}`,
       });
-      const dots = violations.map((value, k) => draw("circle", { cx: this.x(k), cy: this.y(value), r: k === shown ? 4.5 : 2.2 }));
-      const cursor = draw("line", { x1: this.x(shown), x2: this.x(shown), y1: TOP, y2: this.height - BOTTOM, class: "cursor" });
+      const dots = violations.map((value, k) =>
+        draw("circle", { cx: this.x(k), cy: this.y(value), r: k === shown ? 4.5 : 2.2 }));
+      const x = this.x(shown);
+      const cursor = draw("line", { x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM, class: "cursor" });
       this.svg.replaceChildren(
         ...this.axes(), ...this.tolerance(state.tol), cursor,
         series(dampings, "damping"), series(violations, "violation"), ...dots, ...this.names(),

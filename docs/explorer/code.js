@@ -14,7 +14,8 @@
   function call(name, args, indent) {
     const line = `${name}(${args.join(", ")})`;
     const gap = " ".repeat(indent);
-    return line.length + indent <= WIDTH ? line : `${name}(\n${args.map((arg) => `${gap}    ${arg},\n`).join("")}${gap})`;
+    if (line.length + indent <= WIDTH) return line;
+    return `${name}(\n${args.map((arg) => `${gap}    ${arg},\n`).join("")}${gap})`;
   }
 
   /** lower=…, upper=… or equals=… of some rows; constants of their polynomials go to the other side. */

@@ -28,7 +28,9 @@
         find(id).addEventListener("input", (event) => change({ [key]: into(Number(event.target.value)) }));
       }
       for (const name of RADIOS) {
-        for (const radio of document.getElementsByName(name)) radio.addEventListener("change", () => change({ [name]: radio.value }));
+        for (const radio of document.getElementsByName(name)) {
+          radio.addEventListener("change", () => change({ [name]: radio.value }));
+        }
       }
     }
 

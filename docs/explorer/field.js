@@ -21,21 +21,28 @@
   const COLOURS = {
     landing: ({ value }) => `hsl(${hueOf(value).toFixed(0)} 62% 72%)`,
     steps: ({ steps }) => `rgb(${STEPPED} / ${(0.85 * within(steps / STEPS)).toFixed(3)})`,
-    gradient: ({ share }) => (share <= 1
-      ? `rgb(${KEPT} / ${(0.7 * within(share)).toFixed(3)})`
-      : `color-mix(in srgb, rgb(${KEPT} / 0.7), rgb(${STRETCHED} / 0.9) ${(100 * within((share - 1) / 2)).toFixed(0)}%)`),
+    gradient: ({ share }) => {
+      if (share <= 1) return `rgb(${KEPT} / ${(0.7 * share).toFixed(3)})`;
+      const more = (100 * within((share - 1) / 2)).toFixed(0);
+      return `color-mix(in srgb, rgb(${KEPT} / 0.7), rgb(${STRETCHED} / 0.9) ${more}%)`;
+    },
   };
 
   const LEGENDS = {
-    arrows: { words: ["each line leads from a prediction to its repaired point; the colour is the direction in which that lies"] },
+    arrows: {
+      words: "each line leads from a prediction to its repaired point; its colour is the direction in which that lies",
+    },
     landing: {
       bar: `linear-gradient(90deg, ${[0, 60, 120, 180, 240, 300, 360].map((hue) => `hsl(${hue} 62% 72%)`)})`,
-      words: ["direction from the origin in which it lands: right, up, left, down, right"],
+      words: "direction from the origin in which it lands: right, up, left, down, right",
     },
-    steps: { bar: `linear-gradient(90deg, transparent, rgb(${STEPPED} / 0.85))`, words: [`0 to ${STEPS} steps and more`] },
+    steps: {
+      bar: `linear-gradient(90deg, transparent, rgb(${STEPPED} / 0.85))`,
+      words: `0 to ${STEPS} steps and more`,
+    },
     gradient: {
       bar: `linear-gradient(90deg, transparent, rgb(${KEPT} / 0.7) 40%, rgb(${STRETCHED} / 0.9))`,
-      words: ["|∂L/∂ŷ| over |∂L/∂y̌|: 0, 1 (green), 3 and more"],
+      words: "|∂L/∂ŷ| over |∂L/∂y̌|: 0, 1 (green), 3 and more",
     },
   };
 
@@ -77,7 +84,7 @@
       if (!words) return;
       const scale = document.createElement("i");
       scale.style.background = bar || "";
-      this.legend.replaceChildren(...(bar ? [scale] : []), ...words);
+      this.legend.replaceChildren(...(bar ? [scale] : []), words);
     }
 
     * arrows(plane, solve) {

@@ -7,8 +7,8 @@
  *   atom    = number | x | y | pi | e | function "(" sum ")" | "(" sum ")"
  *
  * A formula is evaluated on jets [v, x, y, xx, xy, yy]: its value, gradient and Hessian at a point, all exact.
- * `polynomial` finds [1, x, y, x², xy, y²] coefficients where the formula has degree two at most: such rows are `Linear`
- * or `Quadratic` sets of the library, all others `Nonlinear`.
+ * `polynomial` finds its coefficients of 1, x, y, x², xy, y² where it has degree two at most: such rows are `Linear` or
+ * `Quadratic` sets of the library, all others `Nonlinear`.
  */
 "use strict";
 (() => {
@@ -147,7 +147,7 @@
         const q = second(x, y);
         return product(first(x, y), chained(q, [1 / q[0], -1 / q[0] ** 2, 2 / q[0] ** 3]));
       };
-      case "^": return isConstant(tree.args[1]) ? wholePower(tree, first) : (x, y) => {
+      case "^": return isConstant(tree.args[1]) ? constantPower(tree, first) : (x, y) => {
         const base = first(x, y);
         const logarithm = chained(base, FUNCTIONS.log(base[0]));
         const exponent = product(second(x, y), logarithm);
@@ -160,7 +160,7 @@
     }
   }
 
-  function wholePower(tree, first) {
+  function constantPower(tree, first) {
     const n = constantOf(tree.args[1]);
     return (x, y) => {
       const p = first(x, y);

@@ -2,7 +2,7 @@
  *
  *   minimise ½|z − ŷ|²  over the set;   z − ŷ + μ ∇g(z) = 0,  g(z) = b    on one row,   or a corner of two rows
  *
- * Vertices of the rows' contours are where to look; the nearest ones are refined by Newton's method on these conditions.
+ * Vertices of the rows' contours are where to look; the nearest are refined by Newton's method on these conditions.
  * On one row the derivative is the first block of [[I + μ∇²g, ∇g], [∇gᵀ, 0]]⁻¹; at a corner it is zero.
  */
 "use strict";

@@ -37,16 +37,18 @@
       this.marks = draw("g");
       this.handles = { target: this.handle("target"), hat: this.handle("hat") };
       this.definitions = draw("defs");
-      svg.append(this.definitions, this.grid, this.region, this.arrows, this.marks, this.handles.target, this.handles.hat);
+      const layers = [this.definitions, this.grid, this.region, this.arrows, this.marks];
+      svg.append(...layers, this.handles.target, this.handles.hat);
       this.listen();
     }
 
     handle(kind) {
-      const shape = kind === "hat" ? draw("circle", { r: 8, class: "hat" }) : draw("polygon", { points: STAR, class: "star" });
-      const label = kind === "hat" ? "prediction ŷ" : "target of the loss";
-      return draw("g", {
-        class: "handle", id: `handle-${kind}`, tabindex: 0, role: "slider", "aria-label": `${label}: move it by the arrow keys`,
-      }, draw("circle", { r: 22, class: "grip" }), shape);
+      const [what, shape] = kind === "hat"
+        ? ["prediction ŷ", draw("circle", { r: 8, class: "hat" })]
+        : ["target of the loss", draw("polygon", { points: STAR, class: "star" })];
+      const label = `${what}: move it by the arrow keys`;
+      const attributes = { class: "handle", id: `handle-${kind}`, tabindex: 0, role: "slider", "aria-label": label };
+      return draw("g", attributes, draw("circle", { r: 22, class: "grip" }), shape);
     }
 
     /** Sizes from the page; true if they changed. */
@@ -80,11 +82,14 @@
       this.svg.addEventListener("pointermove", (event) => dragged && this.moved(dragged, place(event)));
       for (const end of ["pointerup", "pointercancel"]) this.svg.addEventListener(end, () => { dragged = null; });
       // inside a drawing `touch-action` is not heard: this keeps a finger on a handle from scrolling the page
-      this.svg.addEventListener("touchstart", (event) => event.target.closest(".handle") && event.preventDefault(), { passive: false });
+      const hold = (event) => event.target.closest(".handle") && event.preventDefault();
+      this.svg.addEventListener("touchstart", hold, { passive: false });
       this.svg.addEventListener("click", (event) => {
         if (event.pointerType === "touch" && !event.target.closest(".handle")) this.moved("hat", place(event));
       });
-      for (const kind of ["hat", "target"]) this.handles[kind].addEventListener("keydown", (event) => this.nudge(kind, event));
+      for (const [kind, handle] of Object.entries(this.handles)) {
+        handle.addEventListener("keydown", (event) => this.nudge(kind, event));
+      }
     }
 
     nudge(kind, event) {
@@ -111,7 +116,9 @@
       const thin = set.rows.some(({ equality }) => equality); // then the set is a curve, and no other bound its edge
       const body = draw("rect", { x: 0, y: 0, width: this.width, height: this.height, class: "inside" });
       this.bounds = sides.map(({ row, d }) => ({ row, node: draw("path", { d, class: "bound" }) }));
-      const edges = sides.filter(({ row }) => !thin || set.rows[row].equality).map((side) => clipped(draw("path", { d: side.d, class: "edge" }), side));
+      const edges = sides
+        .filter(({ row }) => !thin || set.rows[row].equality)
+        .map((side) => clipped(draw("path", { d: side.d, class: "edge" }), side));
       this.region.replaceChildren(...(thin ? [] : [clipped(body)]), ...this.bounds.map(({ node }) => node), ...edges);
     }
 
@@ -148,7 +155,8 @@
       const others = Object.keys(answers).filter((method) => state.show.includes(method) && answers[method].value);
       const scale = ARROW[state.loss];
       this.marks.replaceChildren(
-        ...others.map((method) => this.reach(state.hat, answers[method].value, MARKS[method].colour)),
+        ...others.map((method) =>
+          this.line(state.hat, answers[method].value, { class: "reach", style: `stroke: ${MARKS[method].colour}` })),
         ...this.path(state, result, shown),
         ...others.map((method) => this.mark(method, answers[method].value)),
         this.mark("repair", result.value),
@@ -164,33 +172,34 @@
     path({ start, hat }, { path }, shown) {
       const points = path.map(({ point }) => point);
       const nodes = [];
-      if (start === "nearest") nodes.push(draw("path", { d: `M${this.spot(hat)}L${this.spot(points[0])}`, class: "jump" }));
+      if (start === "nearest") nodes.push(this.line(hat, points[0], { class: "jump" }));
       nodes.push(draw("polyline", { points: points.map(this.spot).join(" "), class: "path" }));
       points.forEach((point, k) => {
         const [cx, cy] = this.spot(point).split(",");
-        if (k > 0 || k === shown) nodes.push(draw("circle", { cx, cy, r: k === shown ? 6 : 3.6, class: k === shown ? "iterate shown" : "iterate" }));
+        if (k === shown) nodes.push(draw("circle", { cx, cy, r: 6, class: "iterate shown" }));
+        else if (k > 0) nodes.push(draw("circle", { cx, cy, r: 3.6, class: "iterate" }));
       });
       return nodes;
     }
 
-    reach = (from, to, colour) =>
-      draw("path", { d: `M${this.spot(from)}L${this.spot(to)}`, class: "reach", style: `stroke: ${colour}` });
+    line = (from, to, attributes) => draw("path", { d: `M${this.spot(from)}L${this.spot(to)}`, ...attributes });
 
-    mark = (method, value) => draw("path", {
-      d: MARKS[method].d, class: "answer", style: `fill: ${MARKS[method].colour}`, transform: `translate(${this.spot(value)})`,
-      "data-method": method,
-    });
+    mark(method, value) {
+      const { d, colour } = MARKS[method];
+      const transform = `translate(${this.spot(value)})`;
+      return draw("path", { d, transform, class: "answer", style: `fill: ${colour}`, "data-method": method });
+    }
 
     /** A name beside a point, on the side away from another one. */
     label(text, value, away, colour) {
       const [[px, py], [qx, qy]] = [this.at(value), this.at(away)];
       const far = Math.hypot(px - qx, py - qy);
-      const [ux, uy] = far > 1 ? [(px - qx) / far, (py - qy) / far] : [colour.includes("hat") ? -1 : 1, 0]; // in the set
+      const aside = colour.includes("hat") ? [-1, 0] : [1, 0]; // where both are one
+      const [ux, uy] = far > 1 ? [(px - qx) / far, (py - qy) / far] : aside;
       const [x, y] = [px + 20 * ux, py + 5 + 20 * uy];
       const within = (entry, most) => Math.max(14, Math.min(most - 14, entry));
-      return draw("text", {
-        x: within(x, this.width), y: within(y, this.height), "text-anchor": "middle", class: "name halo", style: `fill: ${colour}`,
-      }, text);
+      const place = { x: within(x, this.width), y: within(y, this.height), "text-anchor": "middle" };
+      return draw("text", { ...place, class: "name halo", style: `fill: ${colour}` }, text);
     }
 
     /** An arrow against a gradient, from a point; none where it would be shorter than a pixel. */
@@ -203,11 +212,10 @@
       const [ux, uy] = [dx / length, dy / length];
       const [bx, by] = [ax + dx * cut, ay + dy * cut];
       const head = Math.min(11, length * 0.6);
-      const corner = (side) => `${bx - head * ux - side * 0.45 * head * uy},${by - head * uy + side * 0.45 * head * ux}`;
-      const stem = [bx - 0.7 * head * ux, by - 0.7 * head * uy];
+      const beside = (back, side) => [bx - head * (back * ux + side * uy), by - head * (back * uy - side * ux)];
       return [
-        draw("path", { d: `M${ax},${ay}L${stem}`, class: `descent ${extra}` }),
-        draw("path", { d: `M${bx},${by}L${corner(1)}L${corner(-1)}Z`, class: `descent-head ${extra}` }),
+        draw("path", { d: `M${ax},${ay}L${beside(0.7, 0)}`, class: `descent ${extra}` }),
+        draw("path", { d: `M${bx},${by}L${beside(1, 0.45)}L${beside(1, -0.45)}Z`, class: `descent-head ${extra}` }),
       ];
     }
   }

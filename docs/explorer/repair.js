@@ -2,8 +2,8 @@
  *
  *   y ← y − d,   d = Jᵀ w,   (J Jᵀ + λ D) w = r,   r = relu(g − u) − relu(l − g)
  *
- * All of it runs on dual numbers, so the result carries its exact derivative in ŷ. tests/explorer compares steps, points
- * and derivatives with the library. Names are those of the library's files: damping.py, holding.py, stopping.py, loop.py.
+ * All of it runs on dual numbers, so the result carries its exact derivative in ŷ. tests/explorer compares steps,
+ * points and derivatives with the library, whose files are named beside their numbers.
  */
 "use strict";
 (() => {
@@ -87,7 +87,7 @@
     return [x.over(determinant), y.over(determinant)];
   }
 
-  /** q − A d, the residuals that the linear model foresees; for up to two rows without rounding, by λ (A Aᵀ + λI)⁻¹ q. */
+  /** q − A d, the residuals that the linear model foresees; of up to two rows as λ (A Aᵀ + λI)⁻¹ q, which is exact. */
   function foreseen(a, q, d, damping) {
     const dot = (u, v) => u[0] * v[0] + u[1] * v[1];
     if (a.length === 1) return [(damping * q[0]) / (dot(a[0], a[0]) + damping)];
@@ -182,7 +182,9 @@
     const { tol } = options;
     const D = scales(rows, damping.relative);
     return {
-      set, whole, damping, D, tol, active: !whole && options.rows !== "all", strict: strictness(D, damping.relative, tol),
+      set, whole, damping, D, tol,
+      active: !whole && options.rows !== "all",
+      strict: strictness(D, damping.relative, tol),
       aim: whole ? Math.max(tol / 2, tol - ROUNDING) : tol,
     };
   }
@@ -192,8 +194,10 @@
     const r = residuals(set, rows);
     const worst = worstOf(values(r));
     return {
-      point, rows, r, worst, steps: 0, level: damping.first(distance(point, r, D)), mark: Infinity, held: r.map(() => false),
-      best: { point, seen: worst }, status: worst <= tol ? "converged" : worst < Infinity ? "going" : "nonfinite",
+      point, rows, r, worst,
+      steps: 0, mark: Infinity, best: { point, seen: worst }, held: r.map(() => false),
+      level: damping.first(distance(point, r, D)),
+      status: worst <= tol ? "converged" : worst < Infinity ? "going" : "nonfinite",
     };
   }
 
@@ -240,9 +244,9 @@
 
   /** The repair of ŷ, from `start`, which is ŷ or a point of dual numbers that was computed from it.
    *
-   * Options: damping {kind: "pace" | "schedule" | "constant", start, ratio, value}, rows "auto" | "all" | "active", tol,
-   * maxSteps. Returns {value, jacobian, status, steps, violation, path}; an entry of the path is a point before a step,
-   * {point, g, violation, damping, used, held}, with the damping and the rows of that step; the last is where it stopped.
+   * Options: damping {kind: "pace" | "schedule" | "constant", start, ratio, value}, rows "auto" | "all" | "active",
+   * tol, maxSteps. Returns {value, jacobian, status, steps, violation, path}. An entry of the path is a point before a
+   * step, with the step's damping and rows, {point, g, violation, damping, used, held}; the last is where it stopped.
    */
   function repair(set, prediction, options, start = Dual.point(prediction)) {
     const rows = evaluate(set, start);

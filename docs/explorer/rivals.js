@@ -56,7 +56,8 @@
     }
     if (rows.length === 2) {
       const [[a, b, p], [c, d, q]] = rows;
-      return { start: [(p * d - b * q) / cross(...rows), (a * q - p * c) / cross(...rows)].map((v) => new Dual(v)), P: [] };
+      const solution = [p * d - b * q, a * q - p * c].map((entry) => new Dual(entry / cross(...rows)));
+      return { start: solution, P: [] };
     }
     const [[a, b, right]] = rows;
     const follows = Math.abs(b) > Math.abs(a) ? 1 : 0; // the longer column: what the equality determines

@@ -52,7 +52,8 @@
     }
     for (const key of POINTS) {
       const point = (hash.get(key) || "").split(",").map(Number);
-      if (hash.has(key) && point.length === 2 && point.every((entry) => Math.abs(entry) <= 20)) state[key] = point.map(rounded);
+      const valid = point.length === 2 && point.every((entry) => Math.abs(entry) <= 20);
+      if (hash.has(key) && valid) state[key] = point.map(rounded);
     }
     if (ZOOMS.includes(Number(hash.get("half")))) state.half = Number(hash.get("half"));
     if (hash.has("show")) state.show = METHODS.filter((method) => hash.get("show").split(",").includes(method));

@@ -46,9 +46,11 @@
       if (answer.why) return row(name, cell(`does not apply: ${answer.why}`, { class: "why", colspan: 4 }));
       const far = Math.hypot(answer.value[0] - state.hat[0], answer.value[1] - state.hat[1]);
       const exact = answer.violation < 1e-12 ? "0" : plain(answer.violation);
+      const gradient = pullBack(answer);
       const where = cell(number(point(answer.value), { "data-answer": method, "data-value": answer.value }));
-      where.append(number(point(pullBack(answer)), { class: "pulled", "data-gradient": method, "data-value": pullBack(answer) }));
-      return row(name, where, cell(plain(far)), cell(exact), cell(answer.steps === undefined ? "–" : String(answer.steps)));
+      where.append(number(point(gradient), { class: "pulled", "data-gradient": method, "data-value": gradient }));
+      const steps = answer.steps === undefined ? "–" : String(answer.steps);
+      return row(name, where, cell(plain(far)), cell(exact), cell(steps));
     }));
   }
 
@@ -70,20 +72,26 @@
     }));
   }
 
-  /** Remarks that belong to the answers. */
-  function notes({ state, answers: others, set }) {
+  function remarks({ state, answers: { dc3 }, set }) {
     const found = [];
-    if (others.dc3.partial) found.push(`DC3 predicts ${others.dc3.partial} and completes the other variable by the equality.`);
-    else if (!others.dc3.why && set.rows.some(({ equality }) => equality)) {
+    if (dc3.partial) found.push(`DC3 predicts ${dc3.partial} and completes the other variable by the equality.`);
+    else if (!dc3.why && set.rows.some(({ kind, equality }) => equality && kind !== "linear")) {
       found.push("DC3 completes linear equalities; a curved one is approached by gradient steps like any other row.");
     }
-    if (!others.dc3.why && others.dc3.violation > Explorer.rivals.tolerance) {
+    if (!dc3.why && dc3.violation > Explorer.rivals.tolerance) {
       found.push("DC3 has not reached its tolerance of 1e-4 in 20 steps: nothing guarantees that they suffice.");
     }
     if (state.start === "nearest") {
-      found.push("The page starts at the exact projection; the library finds the same, on linear rows nearly (35 iterations of ADMM).");
+      found.push("The page starts at the exact projection. So does the library on curved rows; on linear ones it " +
+        "starts where 35 iterations of ADMM lead, which is nearly there.");
     }
     return found;
+  }
+
+  /** Remarks that belong to the answers. */
+  function notes(list, scene) {
+    const item = (text) => Object.assign(document.createElement("li"), { textContent: text });
+    list.replaceChildren(...remarks(scene).map(item));
   }
 
   Explorer.tables = { answers, rows, notes };

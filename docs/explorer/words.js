@@ -8,7 +8,9 @@
     if (value === 0) return "0";
     if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "–";
     const size = Math.abs(value);
-    if (size < 1e-3 || size >= 1e5) return value.toExponential(1).replace(".0e", "e").replace("e+", "e").replaceAll("-", "−");
+    if (size < 1e-3 || size >= 1e5) {
+      return value.toExponential(1).replace(".0e", "e").replace("e+", "e").replaceAll("-", "−");
+    }
     return String(Number(value.toPrecision(3))).replace("-", "−");
   }
 
@@ -38,9 +40,10 @@
         : "The start, the nearest point, is in the set, so no step is needed.";
     }
     if (status === "converged") return `The repair reaches the set in ${count(steps, "step")}.`;
-    if (status === "stalled") return `After ${count(steps, "step")} no step helps any more; y̌ is outside by ${plain(violation)}.`;
-    if (status === "nonfinite") return `The repair ran away; y̌, the best point that it saw, is outside by ${plain(violation)}.`;
-    return `The limit of ${count(state.maxSteps, "step")} came first: y̌, the best point so far, is outside by ${plain(violation)}.`;
+    const best = `y̌, the best point that it saw, is outside by ${plain(violation)}.`;
+    if (status === "stalled") return `After ${count(steps, "step")} no step helps any more: ${best}`;
+    if (status === "nonfinite") return `The repair ran away: ${best}`;
+    return `The limit of ${count(state.maxSteps, "step")} came first: ${best}`;
   }
 
   function ofDistance({ state, result, answers, prediction }) {
@@ -52,6 +55,12 @@
     return `y̌ is ${plain(own)} away from ŷ, the nearest point ${plain(least)}.`;
   }
 
+  function portion(share) {
+    if (share < 1e-9) return "nothing";
+    if (share < 0.001) return "hardly anything";
+    return share > 1.05 ? `${plain(share)} times its length` : `${Math.round(100 * share)} %`;
+  }
+
   function ofGradient({ set, state, result, loss, pulled, prediction }) {
     if (prediction === 0 || result.status !== "converged") return "";
     const [before, after] = [Math.hypot(...loss.gradient), Math.hypot(...pulled)];
@@ -59,9 +68,7 @@
     const active = activeAt(set, result.value, state.tol);
     const who = active.length === 1 ? `Row ${active[0] + 1} is` : `Rows ${active.map((i) => i + 1).join(" and ")} are`;
     const where = active.length ? `${who} at ${active.length === 1 ? "its bound" : "their bounds"}: ` : "";
-    const share = after / before;
-    const much = share < 1e-9 ? "nothing" : share < 0.001 ? "hardly anything" : share > 1.05 ? `${plain(share)} times its length` : `${Math.round(100 * share)} %`;
-    const text = `${where}of the gradient at y̌ ${much} arrives at ŷ.`;
+    const text = `${where}of the gradient at y̌ ${portion(after / before)} arrives at ŷ.`;
     return text[0].toUpperCase() + text.slice(1);
   }
 

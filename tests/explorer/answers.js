@@ -1,4 +1,4 @@
-/* Reads a list of cases {method, set or rows, points, options} from the standard input; writes what the page answers. */
+/* Reads a list of cases {method, set or rows, points, options} from the standard input; writes the page's answers. */
 "use strict";
 const fs = require("fs");
 const path = require("path");

@@ -191,6 +191,17 @@ def test_presets(page: Page) -> None:
             page.wait(lambda kind=kind: page.find("#field").get_attribute("data-done") == kind)
 
 
+def test_sets(page: Page) -> None:
+    """Every set of the catalogue, from the same prediction, under another loss."""
+    page.open("#hat=1.1,2.3&loss=linear&damping=schedule&begin=1&ratio=0.5")
+    options = page.browser.find_elements(By.CSS_SELECTOR, "#set option:not([value=own])")
+    assert len(options) >= 10
+    for option in options:
+        option.click()
+        page.settle()
+        assert_as_in_the_library(page)
+
+
 def test_nearest_start(page: Page) -> None:
     """On curved rows the start at the nearest point is the library's as well."""
     page.open("#set=torus&hat=1.7,1.9&start=nearest")
