@@ -38,6 +38,7 @@
 
   function projection(set, prediction) {
     const found = Explorer.nearest(set, prediction);
+    if (!found && sets.violation(set, prediction) === Infinity) return { why: "not sought: a row is not a number at ŷ" };
     if (!found) return { why: "no point of the set was found within 8 of the origin" };
     const value = found.map(({ v }) => v);
     return { value, jacobian: Explorer.jacobianOf(found), violation: sets.violation(set, value) };

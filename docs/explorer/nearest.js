@@ -107,7 +107,9 @@
 
   /** The projection of ŷ as two dual numbers; null if no point of the set was found. */
   function nearest(set, target) {
-    if (Explorer.sets.violation(set, target) === 0) return Dual.point(target);
+    const outside = Explorer.sets.violation(set, target);
+    if (outside === 0) return Dual.point(target);
+    if (outside === Infinity) return null; // a row is not a number there: it may end before its bound
     const far = ([p, q]) => Math.hypot(p.v - target[0], q.v - target[1]);
     const found = starts(set, target)
       .flatMap((vertex) => refined(set, vertex, target))

@@ -22,14 +22,15 @@
 
   function hardnet(set, prediction) {
     const curved = set.rows.findIndex(({ kind }) => kind !== "linear");
-    if (curved >= 0) return { why: `its closed form is for linear rows, and row ${curved + 1} is curved` };
+    if (curved >= 0) return { why: `does not apply: its closed form is for linear rows, and row ${curved + 1} is curved` };
     if (set.rows.length > 2) {
-      return { why: `it needs linearly independent rows, and ${set.rows.length} rows in the plane are dependent` };
+      const count = set.rows.length;
+      return { why: `does not apply: it needs linearly independent rows, and ${count} rows in the plane are dependent` };
     }
     const A = set.rows.map(({ at }) => at(0, 0).slice(1, 3));
     const lengths = A.map(([a, b]) => a * a + b * b);
     if (A.length === 2 && Math.abs(cross(...A)) <= DEPENDENT * Math.sqrt(lengths[0] * lengths[1])) {
-      return { why: "it needs linearly independent rows, and these two are parallel" };
+      return { why: "does not apply: it needs linearly independent rows, and these two are parallel" };
     }
     const point = Dual.point(prediction);
     const r = residuals(set, evaluate(set, point));
@@ -52,7 +53,7 @@
       return [a, b, upper - offset];
     });
     if (rows.length > 2 || (rows.length === 2 && Math.abs(cross(...rows)) <= DEPENDENT)) {
-      return { why: "completion needs independent equalities" };
+      return { why: "does not apply: completion needs independent equalities" };
     }
     if (rows.length === 2) {
       const [[a, b, p], [c, d, q]] = rows;

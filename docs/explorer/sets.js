@@ -77,8 +77,8 @@
     return { text, rows, linear, curved };
   }
 
-  /** How far a value is above or below the bounds of its row, 0 between them. */
-  const outside = (value, { lower, upper }) => (value > upper ? value - upper : value < lower ? value - lower : 0);
+  /** How far a value is above or below the bounds of its row, 0 between them; NaN stays NaN. */
+  const outside = (value, { lower, upper }) => value - Math.min(Math.max(value, lower), upper);
 
   /** The largest violation of a point; infinite where a row is not a number. */
   function violation(set, [x, y]) {

@@ -43,7 +43,7 @@
     const all = { repair: result, ...others };
     body.replaceChildren(...Object.entries(all).map(([method, answer]) => {
       const name = cell(swatch(method, method === "repair" || state.show.includes(method), toggled));
-      if (answer.why) return row(name, cell(`does not apply: ${answer.why}`, { class: "why", colspan: 4 }));
+      if (answer.why) return row(name, cell(answer.why, { class: "why", colspan: 4 }));
       const far = Math.hypot(answer.value[0] - state.hat[0], answer.value[1] - state.hat[1]);
       const exact = answer.violation < 1e-12 ? "0" : plain(answer.violation);
       const gradient = pullBack(answer);

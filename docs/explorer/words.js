@@ -40,6 +40,7 @@
         : "The start, the nearest point, is in the set, so no step is needed.";
     }
     if (status === "converged") return `The repair reaches the set in ${count(steps, "step")}.`;
+    if (prediction === Infinity) return "A row is not a number at ŷ, so there is nothing to repair: y̌ = ŷ.";
     const best = `y̌, the best point that it saw, is outside by ${plain(violation)}.`;
     if (status === "stalled") return `After ${count(steps, "step")} no step helps any more: ${best}`;
     if (status === "nonfinite") return `The repair ran away: ${best}`;
@@ -66,7 +67,8 @@
     const [before, after] = [Math.hypot(...loss.gradient), Math.hypot(...pulled)];
     if (before < 1e-9) return "The loss is at its minimum: there is no gradient.";
     const active = activeAt(set, result.value, state.tol);
-    const who = active.length === 1 ? `Row ${active[0] + 1} is` : `Rows ${active.map((i) => i + 1).join(" and ")} are`;
+    const names = new Intl.ListFormat("en").format(active.map((i) => String(i + 1)));
+    const who = active.length === 1 ? `Row ${names} is` : `Rows ${names} are`;
     const where = active.length ? `${who} at ${active.length === 1 ? "its bound" : "their bounds"}: ` : "";
     const text = `${where}of the gradient at y̌ ${portion(after / before)} arrives at ŷ.`;
     return text[0].toUpperCase() + text.slice(1);

@@ -104,7 +104,8 @@ def derivative(value: Tensor, y: Tensor) -> Tensor:
 
 
 def read(answers: list[Any], key: str) -> Tensor:
-    return torch.tensor([answer[key] for answer in answers], dtype=torch.float64)
+    entries = (answer[key] for answer in answers)
+    return torch.tensor([torch.inf if entry is None else entry for entry in entries], dtype=torch.float64)  # as in JSON
 
 
 def assert_agree(answers: list[Any], value: Tensor, y: Tensor) -> None:
@@ -140,13 +141,14 @@ def test_repair(name: str) -> None:
 
 @needs_node
 def test_limits() -> None:
-    """A step limit that is reached, a coarse tolerance, and rows that no point obeys."""
+    """A step limit that is reached, a coarse tolerance, rows that no point obeys, and one that is not a number."""
     y = points()
     empty = sn.Linear(tensor([1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]), upper=tensor(-1.0, 1.0, -1.0))
     cases: list[tuple[dict[str, str], sn.Constraints, float, int]] = [
         ({"set": "torus"}, SETS["torus"], 1e-8, 3),
         ({"set": "slab"}, SETS["slab"], 1e-3, 50),
         ({"rows": "x <= -1\ny <= 1\nx >= 1"}, empty, 1e-8, 200),
+        ({"rows": "log(x) <= 0"}, sn.Nonlinear(lambda y, x: y[:, :1].log(), rows=1, upper=0.0), 1e-8, 50),
     ]
     common = {"damping": DAMPINGS["pace"][0], "rows": "auto"}
     asked = [
@@ -158,7 +160,7 @@ def test_limits() -> None:
         start = y.clone().requires_grad_()
         assert_same(answers, sn.repair(constraints, start, start=None, tol=tol, max_steps=most), start)
         found |= {answer["status"] for answer in answers}
-    assert found == {"converged", "max steps", "stalled"}
+    assert found == {"converged", "max steps", "stalled", "nonfinite"}
 
 
 @needs_node
