@@ -12,15 +12,15 @@ import snarenet as sn
 
 pytest.importorskip("botorch", reason="the extra botorch is not installed")
 
-from botorch.acquisition import AcquisitionFunction, qUpperConfidenceBound  # noqa: E402
-from botorch.models import SingleTaskGP  # noqa: E402
-from botorch.models.transforms import Normalize  # noqa: E402
-from botorch.optim import optimize_acqf  # noqa: E402
-from botorch.optim.initializers import gen_batch_initial_conditions  # noqa: E402
-from botorch.optim.parameter_constraints import evaluate_feasibility  # noqa: E402
-from botorch.utils.transforms import t_batch_mode_transform  # noqa: E402
+from botorch.acquisition import AcquisitionFunction, qUpperConfidenceBound
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.optim import optimize_acqf
+from botorch.optim.initializers import gen_batch_initial_conditions
+from botorch.optim.parameter_constraints import evaluate_feasibility
+from botorch.utils.transforms import t_batch_mode_transform
 
-from snarenet.doors.botorch import feasible_set, feasible_starts  # noqa: E402
+from snarenet.doors.botorch import feasible_set, feasible_starts
 
 BOUNDS = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]], dtype=torch.float64)
 
@@ -118,7 +118,7 @@ def test_nonlinear_equalities_by_a_repair_afterwards(near: Near) -> None:
 
 def test_an_empty_set_is_named(near: Near) -> None:
     rows = [(lambda x: -1 - x.square().sum(), True)]
-    with pytest.raises(RuntimeError, match="of 8 Sobol points 0 could be moved.* but 2 starts are needed"):
+    with pytest.raises(RuntimeError, match=r"of 8 Sobol points 0 could be moved.* but 2 starts are needed"):
         feasible_starts(near, BOUNDS, 1, 2, 8, nonlinear_inequality_constraints=rows)
 
 

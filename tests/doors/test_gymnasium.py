@@ -195,5 +195,5 @@ def test_equalities_hold_to_what_the_action_space_can_hold() -> None:
 def test_what_it_cannot_take() -> None:
     with pytest.raises(TypeError, match=r"Box of float32 or float64, but got Discrete"):
         SafeActions(gymnasium.make("CartPole-v1"), barrier())
-    with pytest.raises(ValueError, match="`on_failure` must be 'raise'.* but got 'last'"):
+    with pytest.raises(ValueError, match=r"`on_failure` must be 'raise'.* but got 'last'"):
         SafeActions(Around(), barrier(), on_failure="last")

@@ -12,14 +12,14 @@ import snarenet as sn
 
 pytest.importorskip("sklearn", reason="the extra sklearn is not installed")
 
-from sklearn.base import clone  # noqa: E402
-from sklearn.linear_model import LinearRegression  # noqa: E402
-from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer  # noqa: E402
-from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+from sklearn.base import clone
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from snarenet.doors.sklearn import ConstrainedRegressor  # noqa: E402
+from snarenet.doors.sklearn import ConstrainedRegressor
 
 
 def shares() -> sn.Constraints:

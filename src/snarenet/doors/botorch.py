@@ -52,11 +52,13 @@ def feasible_set(
         fixed_features: the value of each entry of a point that is fixed.
     """
     lower, upper = (bound.repeat(q) for bound in _fixed(bounds.to(torch.float64), fixed_features or {}))
-    d, parts = bounds.shape[-1], [Box(lower, upper)]
-    for functions, side in ((nonlinear_inequality_constraints, "lower"), (nonlinear_equality_constraints, "equals")):
+    parts: list[Constraints] = [Box(lower, upper)]
+    at_least: dict[str, Any] = {"lower": 0.0}
+    equal: dict[str, Any] = {"equals": 0.0}
+    d = bounds.shape[-1]
+    for functions, bound in ((nonlinear_inequality_constraints, at_least), (nonlinear_equality_constraints, equal)):
         for function, intrapoint in functions or ():
-            rows = q if intrapoint else 1
-            parts.append(Nonlinear(_batched(function, intrapoint, q, d), rows, **{side: 0.0}))
+            parts.append(Nonlinear(_batched(function, intrapoint, q, d), q if intrapoint else 1, **bound))
     for triples, side in ((inequality_constraints, "lower"), (equality_constraints, "equals")):
         for indices, coefficients, rhs in triples or ():
             parts.append(Linear(_matrix(indices, coefficients, q, d), **{side: float(rhs)}))
@@ -114,9 +116,7 @@ def _fixed(bounds: Tensor, features: dict[int, float]) -> Tensor:
     return bounds
 
 
-def _batched(
-    function: Callable[[Tensor], Tensor], intrapoint: bool, q: int, d: int
-) -> Callable[[Tensor, Any], Tensor]:
+def _batched(function: Callable[[Tensor], Tensor], intrapoint: bool, q: int, d: int) -> Callable[[Tensor, Any], Tensor]:
     """(B, q d) -> (B, q) the function of each point, or (B, 1) that of the batch of points."""
 
     def rows(y: Tensor, x: Any) -> Tensor:

@@ -106,13 +106,17 @@ class Feasibility(lightning.Callback):
         while self.handles:
             self.handles.pop().remove()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._log(pl_module, "train")
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self._log(pl_module, "val")
 
-    def on_test_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self._log(pl_module, "test")
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:

@@ -66,7 +66,8 @@ class ConstrainedRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> None:
         self.constraints, self.width, self.depth = constraints, width, depth
         self.epochs, self.batch_size, self.lr, self.weight_decay = epochs, batch_size, lr, weight_decay
-        self.tol, self.on_failure, self.random_state = tol, on_failure, random_state
+        self.tol, self.random_state = tol, random_state
+        self.on_failure: OnFailure = on_failure
 
     def fit(self, X: Any, y: Any) -> ConstrainedRegressor:
         """Train on features X (N, d) and targets y (N, n), or (N,) for one."""

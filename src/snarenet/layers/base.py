@@ -176,7 +176,7 @@ class Layer(nn.Module, ABC):
         return Solution(value, raw.to(value.dtype), status, steps, violation, allowance)
 
     def _report(self, solution: Solution) -> None:
-        """Tell hooks, warn or raise about failures, as asked, and warn of a tolerance that the precision cannot hold."""
+        """Tell hooks, warn or raise about failures as asked, and warn of a tolerance that the precision cannot hold."""
         if tracing():
             return
         for hook in tuple(self._solution_hooks.values()):
