@@ -192,6 +192,17 @@ def test_equalities_hold_to_what_the_action_space_can_hold() -> None:
     assert told["violation"] <= 1e-7
 
 
+@pytest.mark.parametrize(("dtype", "worst"), [(np.float64, 1e-8), (np.float32, 2e-7)])
+def test_a_set_as_thin_as_the_tolerance(dtype: type, worst: float) -> None:
+    """Both rows are inequalities, with no room for a margin: what is executed is judged all the same."""
+    env = SafeActions(Around(dtype), sn.Linear([[1.0, 0.3], [1.0, 0.3]], lower=[0.1, -9.0], upper=[9.0, 0.1]))
+    env.reset(seed=0)
+    executed, told = env.safe(np.array([0.7, 0.2]))
+    assert told["status"] == "CONVERGED"
+    assert told["violation"] == pytest.approx(abs(executed.astype(np.float64) @ [1.0, 0.3] - 0.1), abs=1e-12)
+    assert told["violation"] <= worst
+
+
 def test_what_it_cannot_take() -> None:
     with pytest.raises(TypeError, match=r"Box of float32 or float64, but got Discrete"):
         SafeActions(gymnasium.make("CartPole-v1"), barrier())

@@ -21,6 +21,7 @@ from snarenet.constraints import Box, Constraints
 from snarenet.constraints.base import Instance
 from snarenet.layers import SnareLayer
 from snarenet.repair.conflict import remember
+from snarenet.repair.precision import judge
 from snarenet.solution import RepairError, RepairWarning, Solution, Status, warn
 
 try:
@@ -133,12 +134,13 @@ class SafeActions(gymnasium.Wrapper):
         return solution
 
     def _inside(self, y: Tensor, x: Any, margin: Tensor) -> Solution:
-        """The repair to bounds that are tightened by a margin, within the action space, judged by the true bounds."""
+        """The repair to bounds tightened by a margin, clipped to the action space, and judged by the true bounds."""
         with torch.no_grad():
             found = self.layer.repair(y, (x, margin), 0.0)
-        value = torch.clamp(found.value, *self._range)
-        found = found._replace(value=value, violation=found.violation.new_tensor([self._violation(value, x)]))
-        return remember(found, self.constraints, x, 0.0, self.layer.options)
+            value = torch.clamp(found.value, *self._range)
+            instance = self.constraints.at(value.to(torch.float64), x)
+        verdict = judge(instance, value, self.layer.tol, torch.float64, found.status)
+        return remember(found._replace(value=value, **verdict._asdict()), self.constraints, x, 0.0, self.layer.options)
 
     def _fall_back(self, asked: np.ndarray, nearest: np.ndarray, solution: Solution) -> Any:
         self.failures += 1
