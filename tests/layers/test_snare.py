@@ -52,6 +52,25 @@ class TestLayer:
             solution = sn.SnareLayer(empty_set(), on_failure="ignore").solve(draw(3, 2))
         assert (solution.status == sn.Status.STALLED).all()
 
+    def test_hooks_see_every_solution(self) -> None:
+        layer, y, x = sn.SnareLayer(constraints(), on_failure="ignore"), draw(7, 6, seed=3, scale=2), draw(7, 2, seed=4)
+        seen: list[sn.Solution] = []
+        handle = layer.register_solution_hook(seen.append)
+        value, solution = layer(y, x), layer.solve(y[:3], x[:3])
+        assert [len(found.status) for found in seen] == [7, 3]
+        assert seen[0].value is value
+        assert seen[1] is solution
+        handle.remove()
+        layer(y, x)
+        assert len(seen) == 2
+
+    def test_hooks_come_before_errors(self) -> None:
+        layer, seen = sn.SnareLayer(empty_set(), on_failure="raise"), []
+        layer.register_solution_hook(seen.append)
+        with pytest.raises(sn.RepairError):
+            layer(draw(3, 2))
+        assert (seen[0].status == sn.Status.STALLED).all()
+
     def test_relaxation_counts_in_training_only(self) -> None:
         layer, y, x = sn.SnareLayer(constraints()), draw(7, 6, seed=3, scale=2), draw(7, 2, seed=4)
         true, relaxed = layer(y, x), layer(y, x, relax=0.5)

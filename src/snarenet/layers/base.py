@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import Instance
@@ -43,6 +45,7 @@ class Layer(nn.Module, ABC):
         if on_failure not in ("warn", "raise", "ignore"):
             raise ValueError(f"`on_failure` must be 'warn', 'raise' or 'ignore', but got {on_failure!r}")
         self.constraints, self.options, self.on_failure = constraints, options, on_failure
+        self._solution_hooks: OrderedDict[int, Callable[[Solution], object]] = OrderedDict()
 
     @property
     def tol(self) -> float:
@@ -95,6 +98,12 @@ class Layer(nn.Module, ABC):
         solution = remember(in_full_precision(self.repair, y, x, bounds), self.constraints, x, bounds, self.options)
         self._report(solution)
         return solution
+
+    def register_solution_hook(self, hook: Callable[[Solution], object]) -> RemovableHandle:
+        """Call `hook(solution)` after every `solve` and forward pass, but those that are traced; `remove()` ends it."""
+        handle = RemovableHandle(self._solution_hooks)
+        self._solution_hooks[handle.id] = hook
+        return handle
 
     def proximity(self, solution: Solution, loss: Tensor) -> Tensor:
         """A term to add to a loss of `solution.value`, so that outputs on a bound go on learning; of the loss's shape.
@@ -167,8 +176,12 @@ class Layer(nn.Module, ABC):
         return Solution(value, raw.to(value.dtype), status, steps, violation, allowance)
 
     def _report(self, solution: Solution) -> None:
-        """Warn or raise about samples that failed, as asked, and warn of a tolerance that the precision cannot hold."""
-        if self.on_failure == "ignore" or tracing():
+        """Tell hooks, warn or raise about failures as asked, and warn of a tolerance that the precision cannot hold."""
+        if tracing():
+            return
+        for hook in tuple(self._solution_hooks.values()):
+            hook(solution)
+        if self.on_failure == "ignore":
             return
         if not bool(solution.converged.all()):
             message = (

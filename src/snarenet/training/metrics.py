@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snarenet.constraints import Constraints
+from snarenet.constraints.data import select_inputs
 from snarenet.layers.proximity import REACH
-from snarenet.problems import Outcome, Problem
+from snarenet.problems import Outcome
 from snarenet.solution import Solution
 
 _TINY = 1e-16
@@ -55,7 +57,7 @@ def errors(rows: Tensor) -> dict[str, float]:
     return {"max": rows.max().item(), "mean": rows.mean().item(), "gmean": gmean(per_instance)}
 
 
-def nearness(solution: Solution, problem: Problem, x: Tensor, weights: Tensor | None) -> dict[str, float]:
+def nearness(solution: Solution, constraints: Constraints, x: Any, weights: Tensor | None) -> dict[str, float]:
     """What says whether outputs can learn: an output on a bound has no gradient across it, wherever its prediction is.
 
     `tight` is the share of inequalities at one of their bounds. `distance` is that from predictions to outputs, root
@@ -63,10 +65,11 @@ def nearness(solution: Solution, problem: Problem, x: Tensor, weights: Tensor | 
     from their predictions than `proximity` allows for, and than outputs vary on average.
     """
     value, raw = solution.value.to(torch.float64), solution.raw.to(torch.float64)
-    value, raw, x = (tensor[solution.converged] for tensor in (value, raw, x))
+    reached = solution.converged.nonzero().squeeze(1)
+    value, raw, x = value[reached], raw[reached], select_inputs(x, reached)
     if not len(value):
         return {}
-    instance = problem.constraints.at(value, x)
+    instance = constraints.at(value, x)
     rows, unequal = instance.map.value(value), instance.lower < instance.upper
     near = (rows - instance.lower <= _near(instance.lower)) | (instance.upper - rows <= _near(instance.upper))
     root = torch.ones_like(value[0]) if weights is None else weights.sqrt()

@@ -48,7 +48,7 @@ class LinearMap(Map):
         return times(self.A.abs(), y.abs())
 
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
-        return weights.new_zeros(len(weights), self.A.shape[-1])
+        return weights.new_zeros(weights.shape[0], self.A.shape[-1])
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return needing_grad(self.A)

@@ -108,15 +108,15 @@ def search(task: Task, shares: tuple[float, ...]) -> tuple[Tensor, Tensor, Tenso
     """(z, multipliers, found) after a step with each of the shares; samples that have settled rest."""
     y, traced, last, small = task.y, tracing(), math.inf, enough(task.y)
     z, multipliers = y, torch.zeros_like(task.reach)
-    found = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    found = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
     for share in shares:
         if share > last:
             z = torch.where(found.unsqueeze(1), z, y)
             multipliers = torch.where(found.unsqueeze(1), multipliers, 0.0)
         last = share
         # a compiled or recorded search cannot choose
-        left = torch.arange(len(y), device=y.device) if traced else (~found).nonzero().squeeze(1)
-        if not len(left):
+        left = torch.arange(y.shape[0], device=y.device) if traced else (~found).nonzero().squeeze(1)
+        if not left.shape[0]:
             break
         before = z[left]
         step = _step(task.select(left), before, multipliers[left], share)
@@ -136,7 +136,7 @@ def _step(task: Task, z: Tensor, multipliers: Tensor, share: float, refined: boo
     (map, lower, upper, _), y, weights, reach = task
     value = map.value(z)
     with torch.no_grad():
-        J = map.jacobian(z).expand(len(z), -1, -1)
+        J = map.jacobian(z).expand(z.shape[0], -1, -1)
         above = (lower == upper) | (multipliers + reach * (value - upper) > 0)
         active = above | (multipliers + reach * (value - lower) < 0)
         multipliers = torch.where(active, multipliers, 0.0)
