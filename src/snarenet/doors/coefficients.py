@@ -1,0 +1,55 @@
+"""The coefficients of functions that are known to be polynomials in y: f(y, x) = y'H(x) y + A(x) y + b(x).
+
+They are derivatives at y = 0, in forward mode: exact, differentiable in x, and computed once where x does not enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vmap
+
+from snarenet.constraints.data import cast
+
+
+class Coefficient(nn.Module):
+    """b(x), A(x) or H(x), as a function of x.
+
+    Args:
+        fn: (y, x) -> (B, rows), a module if it has tensors of its own.
+        size: the n of y.
+        degree: which of them: 0, 1 or 2.
+        factor: what it is multiplied by: -1 makes a bound of b.
+    """
+
+    unit: Tensor
+
+    def __init__(self, fn: Callable[[Tensor, Any], Tensor], size: int, degree: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.fn, self.degree, self.factor = fn, degree, factor
+        self.register_buffer("unit", torch.eye(size, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Any) -> Tensor:
+        """(B, rows), (B, rows, n) or (B, rows, n, n); as many samples as x has."""
+        return self.factor * self._derivative(cast(x, self.unit.dtype))
+
+    def _derivative(self, x: Any) -> Tensor:
+        origin = self.unit.new_zeros(1, len(self.unit))
+        if self.degree == 0:
+            return self.fn(origin, x)
+        if self.degree == 1:
+            return self._slopes(lambda y: self.fn(y, x), origin).movedim(0, -1)
+        second = self._slopes(lambda y: self._slopes(lambda z: self.fn(z, x), y), origin)
+        return second.movedim((0, 1), (-2, -1)) / 2
+
+    def _slopes(self, fn: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        """(n, ...) the derivative of fn in every direction."""
+        return vmap(lambda v: jvp(fn, (y,), (v,))[1])(self.unit.unsqueeze(1))
+
+    def constant(self, example: Any) -> Tensor:
+        """The coefficient itself, where it is the same for all x, at some x; without the dimension of the batch."""
+        with torch.no_grad():
+            return self(example)[0]
