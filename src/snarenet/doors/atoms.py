@@ -2,8 +2,8 @@
 
 Arguments and results have the batch first, (B, *shape), or (1, *shape) where all samples share them. An atom that only
 moves entries about (an index, a transpose, a stack) is asked where it puts them, once, by CVXPY's own `numeric`.
-Functions with a domain, such as log, go on along their tangent outside of it, from where their slope is 1e6: so that a
-prediction from outside has a way back.
+Functions with a domain, such as log for t > 0, go on along a line below it: so that a prediction from outside has a way
+back. The line is gentle, as a step along it should lead well into the domain, not just to its edge.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 from snarenet.doors.layout import flatten
 
 Rule = Callable[[Any], Callable[..., Tensor]]
-_STEEPEST = 1e6  # slope from which a function goes on along its tangent
-_TINY = 1e-12  # the same for -t log t, whose slope grows so slowly that it is never reached
+_EDGE = 1e-9  # below which a function goes on along a line
+_SLOPE = 10.0  # of that line
+_STEEPEST = 1e6  # the slope where a negative power goes on along its tangent: it is infinite at the edge
 _SPECK = 1e-30  # under the root of a norm, which has a derivative at 0 with it
 
 
@@ -120,20 +121,20 @@ def convolve(a: Tensor, b: Tensor) -> Tensor:
     return result if a.ndim == b.ndim == 2 else result.unsqueeze(2)
 
 
-def tangent(fn: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], t: Tensor, least: float) -> Tensor:
-    """fn(t), and below `least` its tangent there."""
-    inside = t.clamp(min=least)
-    return fn(inside) + slope(inside) * (t - inside)
+def extended(fn: Callable[[Tensor], Tensor], t: Tensor, slope: float = _SLOPE, edge: float = _EDGE) -> Tensor:
+    """fn(t), and a line below the edge."""
+    inside = t.clamp(min=edge)
+    return fn(inside) + slope * (t - inside)
 
 
 def log(t: Tensor) -> Tensor:
-    """log(t)."""
-    return tangent(torch.log, torch.reciprocal, t, 1 / _STEEPEST)
+    """The logarithm of t."""
+    return extended(torch.log, t)
 
 
 def entropy(t: Tensor) -> Tensor:
     """-t log(t)."""
-    return tangent(lambda s: -s * s.log(), lambda s: -s.log() - 1, t, _TINY)
+    return extended(lambda s: -s * s.log(), t)
 
 
 def relative_entropy(t: Tensor, s: Tensor) -> Tensor:
@@ -149,8 +150,9 @@ def power(t: Tensor, p: float) -> Tensor:
         return t.pow(int(p))
     if p > 1:
         return t.clamp(min=0).pow(p)
-    least = (_STEEPEST / abs(p)) ** (1 / (p - 1))
-    return tangent(lambda s: s.pow(p), lambda s: p * s.pow(p - 1), t, least)
+    if p > 0:
+        return extended(lambda s: s.pow(p), t)
+    return extended(lambda s: s.pow(p), t, -_STEEPEST, edge=(_STEEPEST / -p) ** (1 / (p - 1)))
 
 
 def _power(atom: Any) -> Callable[..., Tensor]:
@@ -166,10 +168,8 @@ def norm(value: Tensor, p: float, dims: tuple[int, ...], keep: bool) -> Tensor:
         return (value.square().sum(dims, keep) + _SPECK).sqrt()
     if p > 1:
         return (value.abs().pow(p).sum(dims, keep) + _SPECK).pow(1 / p)
-    inside = value.clamp(min=1 / _STEEPEST)
-    total = inside.pow(p).sum(dims, keep)
-    slope = inside.pow(p - 1) * inside.pow(p).sum(dims, True).pow(1 / p - 1)
-    return total.pow(1 / p) + (slope * (value - inside)).sum(dims, keep)
+    inside = value.clamp(min=_EDGE)
+    return inside.pow(p).sum(dims, keep).pow(1 / p) + _SLOPE * (value - inside).sum(dims, keep)
 
 
 def _norm(atom: Any) -> Callable[..., Tensor]:
@@ -178,17 +178,17 @@ def _norm(atom: Any) -> Callable[..., Tensor]:
 
 
 def _geometric_mean(atom: Any) -> Callable[..., Tensor]:
-    """prod t_i^w_i, on its tangent plane where a t_i is outside."""
+    """prod t_i^w_i."""
     if getattr(atom, "axis", None) is not None:
         raise NotImplementedError(f"`geo_mean` is translated over all entries, but `axis` is {atom.axis} in: {atom}")
-    weights = [float(w) for w in atom.w]
+    weights, shape = [float(w) for w in atom.w], tuple(atom.shape)
+    kept = torch.from_numpy(np.flatnonzero(getattr(atom, "_keep", np.ones(len(weights)))))  # not those of weight 0
 
     def mean(value: Tensor) -> Tensor:
-        w = value.new_tensor(weights)
-        t = flatten(value)[:, w > 0]  # an entry without weight is not asked for its sign
-        w = w[w > 0]
-        inside = t.clamp(min=1 / _STEEPEST)
-        return (w * inside.log()).sum(1).exp() * (1 + (w * (t - inside) / inside).sum(1))
+        w, t = value.new_tensor(weights), flatten(value).index_select(1, kept.to(value.device))
+        inside = t.clamp(min=_EDGE)
+        found = (w * inside.log()).sum(1).exp() + _SLOPE * (t - inside).sum(1)
+        return found.reshape(len(value), *shape)
 
     return mean
 

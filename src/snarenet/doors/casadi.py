@@ -7,7 +7,7 @@ affine in y: those become `Box` and `Linear`, the others `Nonlinear`, with the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import Any
 
@@ -49,11 +49,7 @@ def function(f: Any, variables: Any = None, parameters: Any = None) -> nn.Module
 
 
 class _Model:
-    """g(y, p) as expressions of SX, each of them one column.
-
-    Attributes:
-        kinds: (rows,) "fixed" for rows that are affine in y with constant coefficients, "affine", or "curved".
-    """
+    """g(y, p) as expressions of SX, each of them one column."""
 
     def __init__(self, ca: Any, g: Any, variables: Any, parameters: Any) -> None:
         self.ca = ca
@@ -66,9 +62,10 @@ class _Model:
         results = function.expand().call(shaped) if shaped else []
         self.g = ca.densify(ca.vec(results[0]))
         self.rows = self.g.numel()
-        self.kinds = self._kinds()
 
-    def _kinds(self) -> np.ndarray[Any, Any]:
+    @cached_property
+    def kinds(self) -> np.ndarray[Any, Any]:
+        """(rows,) "fixed" for rows that are affine in y with constant coefficients, "affine", or "curved"."""
         curved = np.array(self.ca.which_depends(self.g, self.y, 2, True), dtype=bool)
         slopes = self.ca.jacobian(self.g, self.y)
         varies = np.zeros(self.rows, dtype=bool)
@@ -100,7 +97,7 @@ class _Model:
         if self.size < _LEAST or pattern.nnz() > _DENSE * pattern.numel():
             return None
         places = torch.tensor(pattern.get_triplet())
-        return torch.sparse_coo_tensor(places, torch.ones(places.shape[1]), pattern.shape)
+        return torch.sparse_coo_tensor(places, torch.ones(places.shape[1]), pattern.shape, check_invariants=True)
 
 
 def _function(ca: Any, g: Any, variables: Any, parameters: Any) -> tuple[Any, int]:

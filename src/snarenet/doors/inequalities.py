@@ -58,6 +58,8 @@ def bounded(A: Tensor, limit: Limit) -> list[Constraints]:
         rows = (~single).nonzero().flatten()
         distinct, groups = torch.unique(sign[rows].unsqueeze(1) * A[rows], dim=0, return_inverse=True)
         found.append(Linear(distinct, *_sides(limit, rows, groups, len(distinct), sign)))
+    for part in found:
+        part.rows, part.size = part.rows_for(A.shape[1]), A.shape[1]
     return found
 
 

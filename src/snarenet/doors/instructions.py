@@ -25,9 +25,9 @@ def _truth(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _SAME_NAME = (
-    *("mul", "div", "pow", "exp", "expm1", "log", "log1p", "sqrt", "hypot", "floor", "ceil", "fmod", "sign", "copysign"),
+    *("mul", "div", "pow", "exp", "expm1", "log", "log1p", "sqrt", "hypot", "erf", "erfinv"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    *("erf", "erfinv"),
+    *("floor", "ceil", "fmod", "sign", "copysign"),
 )
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name.upper(): getattr(torch, name) for name in _SAME_NAME},
@@ -36,6 +36,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "AND": _truth(lambda a, b: (a != 0) & (b != 0)),
     "OR": _truth(lambda a, b: (a != 0) | (b != 0)),
     "IF_ELSE_ZERO": lambda a, b: torch.where(a != 0, b, 0.0),
+    "CONSTPOW": torch.pow,
     "SQ": torch.square,
     "FABS": torch.abs,
     "INV": torch.reciprocal,
@@ -257,7 +258,7 @@ def _key(joined: Joined, node: int) -> tuple[Any, ...]:
     numbers = [joined.number(arg) for arg in args]
     if name in ("POW", "CONSTPOW") and numbers[1] is not None:
         return ("power", numbers[1])
-    return ("POW" if name == "CONSTPOW" else name, *(number is None for number in numbers))
+    return (name, *(number is None for number in numbers))
 
 
 def _operation(joined: Joined, name: str, nodes: list[int], place: dict[int, int]) -> nn.Module:

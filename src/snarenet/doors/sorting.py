@@ -75,8 +75,8 @@ def _quadratic(group: list[Row], model: Model, equality: bool, varies: bool) -> 
     """y'H y + G y + b = 0, or <= 0, with H constant unless it varies; diagonal where all of them are."""
     rows = Rows([row.expression for row in group], model)
     H = _coefficient(rows, model, 2, varies)
-    if isinstance(H, Tensor) and bool((H == torch.diag_embed(diagonal := H.diagonal(0, 1, 2))).all()):
-        H = diagonal
+    if isinstance(H, Tensor) and torch.equal(H, torch.diag_embed(H.diagonal(0, 1, 2))):
+        H = H.diagonal(0, 1, 2).clone()
     G = _coefficient(rows, model, 1, max(reach(row.expression) for row in group) > 0)
     limit = _coefficient(rows, model, 0, rows.varies, factor=-1.0)
     return [_sized(Quadratic(H, G, **_bound(equality, limit)), rows.rows, model)]
