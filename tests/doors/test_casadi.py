@@ -117,6 +117,14 @@ def test_sets() -> None:
     assert bool(((rows >= lower - 2e-8) & (rows <= upper + 2e-8)).all())
 
 
+def test_rows_with_steps_are_not_affine() -> None:
+    """Their slopes are constant: CasADi takes them for affine."""
+    y = ca.SX.sym("y", 2)
+    found = sn.Constraints.from_casadi(ca.vertcat(ca.floor(y[0]) + y[1], y[0] + y[1], ca.fmod(y[1], 2.0)), 0.0, 1.0, y)
+    assert [(type(part).__name__, part.rows) for part in found.parts] == [("Linear", 1), ("Nonlinear", 2)]
+    assert found.value(torch.tensor([[2.5, 3.0]])).tolist() == [[5.5, 5.0, 1.0]]
+
+
 def test_gradients_to_parameters() -> None:
     found, y, x = model(), points(4, 3), (1 + 0.1 * points(4, 2, seed=1)).requires_grad_()
 
@@ -167,6 +175,9 @@ def test_what_is_not_taken_is_said() -> None:
         sn.Constraints.from_casadi(y, variables=y)
     with pytest.raises(ValueError, match="it has 3 inputs"):
         sn.Constraints.from_casadi(ca.Function("g", [y, p, ca.SX.sym("q")], [y]), 0.0)
+    spline, z = ca.interpolant("spline", "bspline", [[0, 1, 2, 3]], [0, 1, 4, 9]), ca.MX.sym("z")
+    with pytest.raises(NotImplementedError, match="no translation to torch of CasADi's `OP_CALL`"):
+        sn.Constraints.from_casadi(spline(z), 0.0, 1.0, z)
     found = sn.Constraints.from_casadi(y[0] * y[1] * p, 0.0, 1.0, y, p)
     with pytest.raises(ValueError, match=r"`x`, the parameters, must have shape \(B, 1\), but got NoneType"):
         found.violation(torch.ones(1, 2))

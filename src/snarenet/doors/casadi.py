@@ -19,9 +19,22 @@ from snarenet.constraints import Constraints, Linear, Nonlinear
 from snarenet.doors.coefficients import Coefficient
 from snarenet.doors.extras import need
 from snarenet.doors.inequalities import bounded
-from snarenet.doors.instructions import Program
+from snarenet.doors.instructions import Program, names
 
 _LEAST, _DENSE = 16, 0.25  # fewer variables, or a larger share of nonzeros, and a Jacobian is better dense
+_STEPS = {
+    "FLOOR",
+    "CEIL",
+    "SIGN",
+    "COPYSIGN",
+    "FMOD",
+    "REMAINDER",
+    "LT",
+    "LE",
+    "EQ",
+    "NE",
+    "NOT",
+}  # slopes are constant
 
 
 def constraints(g: Any, lower: Any, upper: Any, variables: Any = None, parameters: Any = None) -> Constraints:
@@ -29,14 +42,14 @@ def constraints(g: Any, lower: Any, upper: Any, variables: Any = None, parameter
     ca = need("casadi")
     model = _Model(ca, g, variables, parameters)
     low, high = (_bound(ca, *side, model.rows) for side in (("lower", lower, -np.inf), ("upper", upper, np.inf)))
-    equal, free = low == high, np.isinf(low) & np.isinf(high)
+    equal, free = low == high, (low == -np.inf) & (high == np.inf)
     found: list[Constraints] = []
     for kind, make in (("fixed", _fixed), ("affine", _affine), ("curved", _curved)):
         for equality in (False, True):
             chosen = np.flatnonzero((model.kinds == kind) & (equal == equality) & ~free)
             if len(chosen):
-                bounds = (torch.from_numpy(side[chosen].copy()) for side in (low, high))
-                found += make(model, chosen.tolist(), *bounds, equality)
+                sides = torch.from_numpy(low[chosen]), torch.from_numpy(high[chosen])
+                found += make(model, chosen.tolist(), *sides, equality)
     if not found:
         raise ValueError("`g` must have a row with a bound, but it has none: give `lower`, `upper` or both")
     return reduce(and_, found)
@@ -59,20 +72,25 @@ class _Model:
         self.y, self.p = ca.SX.sym("y", self.size), ca.SX.sym("p", known)
         pieces = ca.vertsplit(ca.vertcat(self.y, self.p), [0, *np.cumsum(sizes).tolist()])
         shaped = [ca.reshape(piece, *function.size_in(i)) for i, piece in enumerate(pieces)]
-        results = function.expand().call(shaped) if shaped else []
-        self.g = ca.densify(ca.vec(results[0]))
+        self.g = ca.densify(ca.vec(function.expand().call(shaped)[0]))
         self.rows = self.g.numel()
 
     @cached_property
     def kinds(self) -> np.ndarray[Any, Any]:
         """(rows,) "fixed" for rows that are affine in y with constant coefficients, "affine", or "curved"."""
         curved = np.array(self.ca.which_depends(self.g, self.y, 2, True), dtype=bool)
+        if self._has_steps(np.flatnonzero(~curved).tolist()):
+            curved |= [self._has_steps([row]) for row in range(self.rows)]
         slopes = self.ca.jacobian(self.g, self.y)
         varies = np.zeros(self.rows, dtype=bool)
         if self.p.numel() and slopes.nnz():
             entries = np.array(self.ca.which_depends(slopes.nz[:], self.p, 1, True), dtype=bool)
             varies[np.array(slopes.sparsity().row())[entries]] = True
         return np.where(curved, "curved", np.where(varies, "affine", "fixed"))
+
+    def _has_steps(self, rows: list[int]) -> bool:
+        """Is there a function with steps in these rows? They have constant slopes, but are not affine."""
+        return bool(_STEPS & set(names(self.ca, self.ca.Function("g", [self.y, self.p], [self.g[rows]]))))
 
     def program(self, rows: list[int] | None = None) -> Program:
         """Some rows in torch."""
@@ -181,7 +199,7 @@ def _affine(model: _Model, rows: list[int], lower: Tensor, upper: Tensor, equali
 
 
 def _curved(model: _Model, rows: list[int], lower: Tensor, upper: Tensor, equality: bool) -> list[Constraints]:
-    bounds = {"equals": upper} if equality else {"lower": lower, "upper": upper}
+    bounds: dict[str, Any] = {"equals": upper} if equality else {"lower": lower, "upper": upper}
     found = Nonlinear(model.program(rows), len(rows), **bounds, sparsity=model.pattern(rows))
     found.size = model.size
     return [found]

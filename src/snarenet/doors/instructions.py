@@ -56,17 +56,21 @@ class Instruction(NamedTuple):
     number: float = 0.0
 
 
+def names(ca: Any, function: Any) -> list[str]:
+    """What each instruction does, by CasADi's name for it without OP_."""
+    known = {getattr(ca, name): name.removeprefix("OP_") for name in dir(ca) if name.startswith("OP_")}
+    return [known.get(function.instruction_id(k), "?") for k in range(function.n_instructions())]
+
+
 def read(ca: Any, function: Any) -> tuple[int, list[Instruction], list[int]]:
     """How many nodes are inputs, with the number 1; the instructions, a node each; the nodes of the first output."""
-    names = {getattr(ca, name): name.removeprefix("OP_") for name in dir(ca) if name.startswith("OP_")}
     begins = [1]
     for i in range(function.n_in()):
         begins.append(begins[-1] + function.nnz_in(i))
     work: dict[int, int] = {}
     made: list[Instruction] = []
     outputs = [ONE] * function.nnz_out(0)
-    for k in range(function.n_instructions()):
-        name = names.get(function.instruction_id(k), "?")
+    for k, name in enumerate(names(ca, function)):
         source, target = function.instruction_input(k), function.instruction_output(k)
         if name == "INPUT":
             work[target[0]] = begins[source[0]] + source[1]
@@ -206,7 +210,9 @@ class Program(nn.Module):
         self.rows = len(outputs)
         self.levels = nn.ModuleList()
         place = self._schedule(Joined(inputs, instructions, outputs), inputs, outputs)
-        self.register_buffer("outputs", torch.tensor([place[node] for node in outputs], dtype=torch.int64))
+        self.register_buffer(
+            "outputs", torch.tensor([place[node] for node in outputs], dtype=torch.int64), persistent=False
+        )
 
     def forward(self, y: Tensor, x: Any = None) -> Tensor:
         batch, parts = len(y), [y]
@@ -266,7 +272,7 @@ def _operation(joined: Joined, name: str, nodes: list[int], place: dict[int, int
         return Combinations([joined.sums[node] for node in nodes], place)
     args = [joined.functions[node].args for node in nodes]
     if name == "power":  # with a number for an exponent: a column would have a derivative, log of what may be negative
-        exponent = joined.number(args[0][1])
+        exponent = float(joined.number(args[0][1]) or 0.0)
         return Same(lambda t: torch.pow(t, exponent), [[place[base] for base, _ in args]])
     operands = [[_operand(joined, arg, place) for arg in column] for column in zip(*args, strict=True)]
     return Same(FUNCTIONS[name], operands)  # pyright: ignore[reportArgumentType]

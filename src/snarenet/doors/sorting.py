@@ -111,11 +111,12 @@ def ball_of(ball: Ball, model: Model) -> L1Ball | None:
     A = Coefficient(inside, n, 1).constant(model.example())
     if not _permutes(A.abs()):
         return None
-    center = _Center(Coefficient(inside, n, 0, -1.0), A)
-    limit = _coefficient(radius, model, 0, radius.varies)
-    middle = center if inside.varies else center(model.example())[0].detach()
-    found = L1Ball(middle, limit if radius.varies else limit[0])
-    _sized(found, 1, model)
+    center, limit = _Center(Coefficient(inside, n, 0, -1.0), A), Coefficient(radius, n, 0)
+    found = L1Ball(
+        center if inside.varies else center(model.example())[0],
+        limit if radius.varies else limit.constant(model.example())[0],
+    )
+    found.size = n
     return found
 
 
