@@ -163,6 +163,25 @@ def test_models_of_nlpsol_and_copies() -> None:
     torch.testing.assert_close(single.double(), value, atol=1e-4, rtol=1e-4)
 
 
+def test_opti() -> None:
+    """Bounds that depend on parameters are moved into the rows."""
+    opti = ca.Opti()
+    y, p = opti.variable(2), opti.parameter(2)
+    opti.subject_to(y[0] * y[1] >= p[0])
+    opti.subject_to(opti.bounded(0, y, 3))
+    opti.subject_to(opti.bounded(p[0], y[0] - y[1], p[1]))
+    opti.subject_to(y[0] + y[1] == 2 * p[1])
+    opti.subject_to(ca.sumsqr(y) <= 9)
+    found = sn.Constraints.from_casadi(opti)
+    kinds = [("Box", 2), ("Linear", 1), ("Linear", 1), ("Nonlinear", 2)]
+    assert [(type(part).__name__, part.rows) for part in found.parts] == kinds
+    x = torch.tensor([[0.5, 1.5], [0.1, 1.2]], dtype=torch.float64)
+    a, b = sn.repair(found, points(2, 2), x).value.T
+    torch.testing.assert_close(a + b, 2 * x[:, 1])
+    inside = (a * b - x[:, 0], a - b - x[:, 0], x[:, 1] - a + b, a, b, 3 - a, 3 - b, 9 - a**2 - b**2)
+    assert min(slack.min().item() for slack in inside) >= -1e-7
+
+
 def test_what_is_not_taken_is_said() -> None:
     y, p = ca.SX.sym("y", 2), ca.SX.sym("p")
     with pytest.raises(ValueError, match="give `variables`"):

@@ -211,7 +211,8 @@ class Constraints(nn.Module, ABC):
 
         Args:
             g: a `casadi.Function` of y, or of (y, p), whose first output is g; an expression in the symbols `variables`
-                and `parameters`; or what `nlpsol` takes, a dictionary with "x", "g" and perhaps "p".
+                and `parameters`; what `nlpsol` takes, a dictionary with "x", "g" and perhaps "p"; or an `Opti`, which
+                has bounds of its own.
             lower: lower bounds, a number or (rows,), infinite where there is none; None for none. Rows whose bounds are
                 equal are equalities. What depends on p belongs into g.
             upper: upper bounds, likewise.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from snarenet.constraints import Constraints, Linear, Nonlinear
+from snarenet.doors import opti
 from snarenet.doors.coefficients import Coefficient
 from snarenet.doors.extras import need
 from snarenet.doors.inequalities import bounded
@@ -40,6 +41,9 @@ _STEPS = {
 def constraints(g: Any, lower: Any, upper: Any, variables: Any = None, parameters: Any = None) -> Constraints:
     """The set of all y between the bounds; see `Constraints.from_casadi`."""
     ca = need("casadi")
+    if isinstance(g, ca.Opti):
+        variables, parameters = g.x, g.p
+        g, lower, upper = opti.rows(ca, g)
     model = _Model(ca, g, variables, parameters)
     low, high = (_bound(ca, *side, model.rows) for side in (("lower", lower, -np.inf), ("upper", upper, np.inf)))
     equal, free = low == high, (low == -np.inf) & (high == np.inf)

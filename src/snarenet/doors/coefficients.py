@@ -25,29 +25,29 @@ class Coefficient(nn.Module):
         factor: what it is multiplied by: -1 makes a bound of b.
     """
 
-    unit: Tensor
+    origin: Tensor
 
     def __init__(self, fn: Callable[[Tensor, Any], Tensor], size: int, degree: int, factor: float = 1.0) -> None:
         super().__init__()
         self.fn, self.degree, self.factor = fn, degree, factor
-        self.register_buffer("unit", torch.eye(size, dtype=torch.float64), persistent=False)
+        self.register_buffer("origin", torch.zeros(1, size, dtype=torch.float64), persistent=False)
 
     def forward(self, x: Any) -> Tensor:
         """(B, rows), (B, rows, n) or (B, rows, n, n); as many samples as x has."""
-        return self.factor * self._derivative(cast(x, self.unit.dtype))
+        return self.factor * self._derivative(cast(x, self.origin.dtype))
 
     def _derivative(self, x: Any) -> Tensor:
-        origin = self.unit.new_zeros(1, len(self.unit))
         if self.degree == 0:
-            return self.fn(origin, x)
+            return self.fn(self.origin, x)
         if self.degree == 1:
-            return self._slopes(lambda y: self.fn(y, x), origin).movedim(0, -1)
-        second = self._slopes(lambda y: self._slopes(lambda z: self.fn(z, x), y), origin)
+            return self._slopes(lambda y: self.fn(y, x), self.origin).movedim(0, -1)
+        second = self._slopes(lambda y: self._slopes(lambda z: self.fn(z, x), y), self.origin)
         return second.movedim((0, 1), (-2, -1)) / 2
 
     def _slopes(self, fn: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
         """(n, ...) the derivative of fn in every direction."""
-        return vmap(lambda v: jvp(fn, (y,), (v,))[1])(self.unit.unsqueeze(1))
+        directions = torch.eye(y.shape[1], dtype=y.dtype, device=y.device).unsqueeze(1)
+        return vmap(lambda v: jvp(fn, (y,), (v,))[1])(directions)
 
     def constant(self, example: Any) -> Tensor:
         """The coefficient itself, where it is the same for all x, at some x; without the dimension of the batch."""
