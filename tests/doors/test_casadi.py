@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
 import snarenet as sn
+from snarenet.testing import Case, ConstraintsSuite
 
 ca = pytest.importorskip("casadi", reason='needs casadi: pip install "snarenet[casadi]"')
 
@@ -115,6 +116,21 @@ def test_sets() -> None:
     rows = torch.stack([a + p, a - 2 * b, p * a + q * b, a**2 + b**2 + c**2 - q, b * c, a + b + c], 1)
     lower, upper = torch.tensor([[0, -1, -np.inf, -np.inf, 0.2, 1], [3, np.inf, 2, 4, 0.2, 1]], dtype=torch.float64)
     assert bool(((rows >= lower - 2e-8) & (rows <= upper + 2e-8)).all())
+
+
+class TestSuite(ConstraintsSuite):
+    """All that sets promise, of a box, of linear rows and of functions that depend on x."""
+
+    def case(self) -> Case:
+        y, p = ca.MX.sym("y", 3), ca.MX.sym("p", 2)
+        g = ca.vertcat(y[0] + p[0], y[0] - 2 * y[1], ca.sumsqr(y) - p[1], y[2] * y[1] * p[0])
+        found = sn.Constraints.from_casadi(g, [0, -1, -np.inf, 0.2], [3, np.inf, 4, 0.2], y, p)
+
+        def formula(y: Tensor, x: Tensor) -> Tensor:
+            (a, b, c), (p, q) = y.T, x.T
+            return torch.stack([a, b, c, a - 2 * b, a**2 + b**2 + c**2 - q, c * b * p], 1)
+
+        return Case(found, points(3, 3).abs(), 1 + 0.1 * points(3, 2, seed=1), formula)
 
 
 def test_rows_with_steps_are_not_affine() -> None:

@@ -13,6 +13,7 @@ from scipy import sparse
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.testing import Case, ConstraintsSuite
 
 cp = pytest.importorskip("cvxpy", reason='needs cvxpy: pip install "snarenet[cvxpy]"')
 
@@ -232,6 +233,24 @@ def test_gradients_to_parameters(name: str) -> None:
         difference = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
     assert gradient.abs().max() > 0
     assert (gradient * direction).sum().item() == pytest.approx(difference.item(), rel=1e-4, abs=1e-5)
+
+
+class TestSuite(ConstraintsSuite):
+    """All that sets promise, of a box, of linear and of quadratic rows that depend on x."""
+
+    def case(self) -> Case:
+        y, p, r = cp.Variable(N, name="y"), cp.Parameter(N, name="p"), cp.Parameter(name="r", pos=True)
+        rows = [y <= r, p @ y == r, cp.sum_squares(y - p) <= 4, y[0] * y[1] <= 3 * r]
+        found = sn.Constraints.from_cvxpy(rows, y, [p, r])
+        guess, x = inputs(3, seed=3)
+
+        def formula(y: Tensor, x: Tensor) -> Tensor:
+            p = x[:, :N]
+            squares = (y - p).square().sum(1, keepdim=True) - p.square().sum(1, keepdim=True)
+            products = (y[:, 0] * y[:, 1]).unsqueeze(1)
+            return torch.cat([y, (p * y).sum(1, keepdim=True), squares, products], 1)
+
+        return Case(found, guess, x, formula)
 
 
 def test_a_ball_in_the_first_norm() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.doors.layout import flatten
+from snarenet.doors.layout import flatten, samples
 
 Rule = Callable[[Any], Callable[..., Tensor]]
 _EDGE = 1e-9  # below which a function goes on along a line
@@ -73,7 +73,7 @@ def rearrangement(atom: Any) -> Callable[..., Tensor]:
     index = torch.from_numpy(found.astype(np.int64).ravel())
 
     def move(*values: Tensor) -> Tensor:
-        batch = max(len(value) for value in values)
+        batch = samples(*values)
         zero = values[0].new_zeros(batch, 1)
         entries = torch.cat([zero, *(flatten(value).expand(batch, -1) for value in values)], 1)
         return entries.index_select(1, index.to(entries.device)).reshape(batch, *atom_shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from snarenet.doors.atoms import rule_of
-from snarenet.doors.layout import Layout, flatten
+from snarenet.doors.layout import Layout, flatten, samples
 
 
 class Step(NamedTuple):
@@ -61,7 +61,7 @@ class Rows(nn.Module):
             done = getattr(self, step) if isinstance(step, str) else step.fn(*(values[place] for place in step.args))
             values.append(done)
         rows = [flatten(values[place]) for place in self.results]
-        batch = max(len(part) for part in (y, *rows))
+        batch = samples(y, *rows)
         return torch.cat([part.expand(batch, -1) for part in rows], 1)
 
     def _split(self, x: Any) -> list[Tensor]:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from snarenet.doors.layout import samples
+
 ONE = 0  # the node of the number 1, of which every constant is a multiple; the nodes of the inputs follow
 _LINEAR = {"ADD": (1.0, 1.0), "SUB": (1.0, -1.0), "NEG": (-1.0,), "TWICE": (2.0,), "ASSIGN": (1.0,)}
 
@@ -215,13 +217,13 @@ class Program(nn.Module):
         )
 
     def forward(self, y: Tensor, x: Any = None) -> Tensor:
-        batch, parts = len(y), [y]
+        parts = [y]
         if self.parameters_size:
             if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != self.parameters_size:
                 came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(f"`x`, the parameters, must have shape (B, {self.parameters_size}), but got {came}")
-            batch = max(batch, len(x))
             parts.append(x)
+        batch = samples(*parts)
         values = torch.cat([y.new_ones(batch, 1), *(part.expand(batch, -1) for part in parts)], 1)
         for level in self.levels:
             values = torch.cat([values, *(operation(values) for operation in level)], 1)  # pyright: ignore

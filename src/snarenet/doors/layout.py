@@ -23,6 +23,11 @@ def unflatten(vector: Tensor, shape: tuple[int, ...]) -> Tensor:
     return vector.reshape(len(vector), *shape[::-1]).permute(0, *range(len(shape), 0, -1))
 
 
+def samples(*values: Tensor) -> int:
+    """How many samples there are, if those that have one share it."""
+    return torch.broadcast_shapes(*(value.shape[:1] for value in values))[0]
+
+
 class Layout:
     """Named arrays, one after the other in a vector.
 
