@@ -235,6 +235,25 @@ def test_gradients_to_parameters(name: str) -> None:
     assert (gradient * direction).sum().item() == pytest.approx(difference.item(), rel=1e-4, abs=1e-5)
 
 
+def test_only_what_depends_on_parameters_is_a_function() -> None:
+    """Of A y + b, and of y'Hy + Gy + b."""
+    y, p, P = cp.Variable(N), cp.Parameter(N), cp.Parameter((2, N))
+
+    def functions(constraint: Any) -> set[str]:
+        (part,) = sn.Constraints.from_cvxpy([constraint]).parts
+        data = {name: getattr(part, name) for name in ("A", "H", "G") if hasattr(part, name)}
+        data |= {name: getattr(part.limit, name) for name in part.limit.names}
+        return {name for name, datum in data.items() if not isinstance(datum, Tensor)}
+
+    assert functions(A @ y <= 1) == set()
+    assert functions(A @ (y - 2 * p) / 3 == 1) == {"equals"}
+    assert functions(cp.hstack([A @ y, p @ p]) == 1) == {"equals"}
+    assert functions(P @ y <= 1) == {"A", "upper"}
+    assert functions(cp.sum_squares(y) <= cp.sum(p)) == {"upper"}
+    assert functions(2 * cp.sum_squares(A @ y - p[:2]) <= 1) == {"G", "upper"}
+    assert functions(cp.sum_squares(P @ y) <= 1) == {"H", "G", "upper"}
+
+
 class TestSuite(ConstraintsSuite):
     """All that sets promise, of a box, of linear and of quadratic rows that depend on x."""
 

@@ -234,9 +234,8 @@ class Program(nn.Module):
         place = {node: node for node in range(inputs)}
         for groups in _levels(joined, inputs, outputs):
             operations = nn.ModuleList()
-            known = dict(place)
             for (name, *_), nodes in groups.items():
-                operations.append(_operation(joined, name, nodes, known))
+                operations.append(_operation(joined, name, nodes, place))
                 place.update({node: len(place) + k for k, node in enumerate(nodes)})
             self.levels.append(operations)
         return place

@@ -14,8 +14,7 @@ from snarenet.doors.inequalities import bounded
 from snarenet.doors.rewriting import Ball, Row, name_of
 
 _LARGEST = 2**24  # entries of the matrices H of quadratic rows; larger ones stay functions
-_JOINING = {"addexpression", "hstack", "vstack", "stack", "concatenate"}
-_PRODUCTS = {"mulexpression", "multiply", "divexpression", "kron", "conv", "convolve", "quadform"}
+_JOINING = {"addexpression", "hstack", "vstack", "stack", "concatenate"}  # what adds arguments, or puts them together
 
 Kind = Literal["affine", "quadratic", "curved"]
 
@@ -45,21 +44,19 @@ def kind_of(expression: Any, size: int) -> Kind:
 def reach(expression: Any) -> int:
     """The highest power of y, at most 2, whose coefficient depends on parameters; -1 where none does.
 
-    A parameter that is added reaches the offset alone; what is bent once more, as in (y - p)^2, reaches one power more;
-    a product with it reaches all.
+    A parameter that is added reaches the offset alone; a factor reaches all; and a function that is not affine, as in
+    (y - p)^2, takes what is inside one power further.
     """
     if not expression.parameters():
         return -1
     if not expression.variables():
         return 0
-    kind, inside = name_of(expression), max(reach(arg) for arg in expression.args)
-    if kind in _JOINING or (len(expression.args) == 1 and expression.is_atom_affine()):
+    inside = max(reach(arg) for arg in expression.args)
+    if name_of(expression) in _JOINING:
         return inside
-    return 2 if kind in _PRODUCTS or any(_parameter(arg) for arg in expression.args) else min(2, inside + 1)
-
-
-def _parameter(expression: Any) -> bool:
-    return bool(expression.parameters()) and not expression.variables()
+    if any(arg.parameters() and not arg.variables() for arg in expression.args):
+        return 2
+    return inside if expression.is_atom_affine() else min(2, inside + 1)
 
 
 def _affine(group: list[Row], model: Model, equality: bool, varies: bool) -> list[Constraints]:
