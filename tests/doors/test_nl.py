@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,11 @@ def test_what_is_not_taken_is_said(tmp_path: Path) -> None:
     (tmp_path / "integer.nl").write_text(text)
     with pytest.raises(NotImplementedError, match=r"integer.nl has 1 integer variables"):
         sn.Constraints.from_nl(tmp_path / "integer.nl")
+
+
+@pytest.mark.parametrize("package", ["cvxpy", "casadi"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    door = getattr(sn.Constraints, f"from_{package}")
+    with pytest.raises(ImportError, match=rf'needs {package}: pip install "snarenet\[{package}\]"'):
+        door([])
