@@ -18,6 +18,7 @@ from snarenet.testing import Case, ConstraintsSuite
 cp = pytest.importorskip("cvxpy", reason='needs cvxpy: pip install "snarenet[cvxpy]"')
 
 from snarenet.doors import cvxpy as door  # noqa: E402
+from snarenet.doors.coefficients import Coefficient  # noqa: E402
 from snarenet.doors.expressions import Model, Rows  # noqa: E402
 
 N = 4
@@ -252,6 +253,15 @@ def test_only_what_depends_on_parameters_is_a_function() -> None:
     assert functions(cp.sum_squares(y) <= cp.sum(p)) == {"upper"}
     assert functions(2 * cp.sum_squares(A @ y - p[:2]) <= 1) == {"G", "upper"}
     assert functions(cp.sum_squares(P @ y) <= 1) == {"H", "G", "upper"}
+
+
+def test_differences_are_derivatives() -> None:
+    """What an exported graph computes in place of derivatives."""
+    y, p = cp.Variable(N), cp.Parameter(N)
+    rows = Rows([p @ y - cp.sum(p), cp.sum_squares(y - p), y[::-1] * 2], Model([y], [p]))
+    x = inputs(3)[1][:, :N]
+    slopes = Coefficient(rows, N, 1)
+    torch.testing.assert_close(slopes._differences(x), slopes(x), rtol=1e-13, atol=1e-13)
 
 
 class TestSuite(ConstraintsSuite):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from snarenet.doors.layout import flatten, samples
 
@@ -61,25 +61,26 @@ def reduction(fn: Callable[[Tensor, tuple[int, ...], bool], Tensor]) -> Rule:
     return rule
 
 
-def rearrangement(atom: Any) -> Callable[..., Tensor]:
+class Rearrangement(nn.Module):
     """The rule of an atom whose every entry is one of its arguments', or 0."""
-    sizes = [arg.size for arg in atom.args]
-    begins = np.cumsum([1, *sizes])
-    places = [
-        np.arange(begin, begin + size, dtype=float).reshape(arg.shape, order="F")
-        for begin, size, arg in zip(begins, sizes, atom.args, strict=False)
-    ]
-    found = np.asarray(atom.numeric(places)).reshape(atom.shape)
-    index = torch.from_numpy(found.astype(np.int64).ravel())
 
-    def move(*values: Tensor) -> Tensor:
+    index: Tensor
+
+    def __init__(self, atom: Any) -> None:
+        super().__init__()
+        begin, places = 1, []
+        for arg in atom.args:
+            places.append(np.arange(begin, begin + arg.size, dtype=float).reshape(arg.shape, order="F"))
+            begin += arg.size
+        found = np.asarray(atom.numeric(places)).astype(np.int64)
+        self.shape = tuple(atom.shape)
+        self.register_buffer("index", torch.from_numpy(found.ravel()), persistent=False)
+
+    def forward(self, *values: Tensor) -> Tensor:
         batch = samples(*values)
         zero = values[0].new_zeros(batch, 1)
         entries = torch.cat([zero, *(flatten(value).expand(batch, -1) for value in values)], 1)
-        return entries.index_select(1, index.to(entries.device)).reshape(batch, *atom_shape)
-
-    atom_shape = tuple(atom.shape)
-    return move
+        return entries.index_select(1, self.index).reshape(batch, *self.shape)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -284,7 +285,7 @@ _REDUCED = {
 }
 # by the names of the classes, in lower case and without underscores: releases of CVXPY differ in these
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_MOVING, rearrangement),
+    **dict.fromkeys(_MOVING, Rearrangement),
     **{name: elementwise(fn) for name, fn in _PLAIN.items()},
     **{name: reduction(fn) for name, fn in _REDUCED.items()},
     **dict.fromkeys(("wrap", "conj", "real"), _same),

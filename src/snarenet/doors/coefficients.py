@@ -1,6 +1,8 @@
 """The coefficients of functions that are known to be polynomials in y: f(y, x) = y'H(x) y + A(x) y + b(x).
 
 They are derivatives at y = 0, in forward mode: exact, differentiable in x, and computed once where x does not enter.
+Where a graph is traced (`torch.export`), which knows no forward mode, A is a difference of values, the same but for
+rounding; H(x) cannot be traced.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from snarenet.constraints.data import cast
+from snarenet.tracing import tracing
 
 
 class Coefficient(nn.Module):
@@ -39,10 +42,17 @@ class Coefficient(nn.Module):
     def _derivative(self, x: Any) -> Tensor:
         if self.degree == 0:
             return self.fn(self.origin, x)
+        if self.degree == 1 and tracing():
+            return self._differences(x)
         if self.degree == 1:
             return self._slopes(lambda y: self.fn(y, x), self.origin).movedim(0, -1)
         second = self._slopes(lambda y: self._slopes(lambda z: self.fn(z, x), y), self.origin)
         return second.movedim((0, 1), (-2, -1)) / 2
+
+    def _differences(self, x: Any) -> Tensor:
+        """A(x) by the values at the unit vectors and their negatives."""
+        unit = torch.eye(self.origin.shape[1], dtype=self.origin.dtype, device=self.origin.device)
+        return torch.stack([(self.fn(e, x) - self.fn(-e, x)) / 2 for e in unit.split(1)], -1)
 
     def _slopes(self, fn: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
         """(n, ...) the derivative of fn in every direction."""

@@ -79,6 +79,8 @@ class Rows(nn.Module):
                 step: Step | str = self._constant(expression)
             else:
                 step = Step(rule_of(expression), tuple(self._place(arg) for arg in expression.args))
+                if isinstance(step.fn, nn.Module):  # its tensors move with those of the set
+                    self.add_module(f"step{len(self.steps)}", step.fn)
             self.steps.append(step)
             self._places[id(expression)] = len(self._leaves) + len(self.steps) - 1
         return self._places[id(expression)]
