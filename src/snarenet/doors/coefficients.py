@@ -2,7 +2,7 @@
 
 They are derivatives at y = 0, in forward mode: exact, differentiable in x, and computed once where x does not enter.
 Where a graph is traced (`torch.export`), which knows no forward mode, A is a difference of values, the same but for
-rounding; H(x) cannot be traced.
+rounding.
 """
 
 from __future__ import annotations
