@@ -188,6 +188,48 @@ class Constraints(nn.Module, ABC):
             raise TypeError(f"`y` must be a floating-point tensor, but got {y.dtype}")
         return y
 
+    @staticmethod
+    def from_cvxpy(constraints: Any, variables: Any = None, parameters: Any = None) -> Constraints:
+        """The set of a CVXPY model: its variables become y, its parameters become x.
+
+        Args:
+            constraints: a `cvxpy.Problem`, or a constraint or a list of them.
+            variables: what y (B, n) is made of, one after the other, each column by column; None for all variables of
+                the model, in the order that they appear in.
+            parameters: what x (B, d) is made of, likewise. An x may also be a dictionary from the names of the
+                parameters to tensors (B, *shape).
+        """
+        from snarenet.doors.cvxpy import constraints as read
+
+        return read(constraints, variables, parameters)
+
+    @staticmethod
+    def from_casadi(
+        g: Any, lower: Any = None, upper: Any = None, variables: Any = None, parameters: Any = None
+    ) -> Constraints:
+        """lower <= g(y, p) <= upper with a function of CasADi; p becomes x.
+
+        Args:
+            g: a `casadi.Function` of y, or of (y, p), whose first output is g; an expression in the symbols `variables`
+                and `parameters`; what `nlpsol` takes, a dictionary with "x", "g" and perhaps "p"; or an `Opti`, which
+                has bounds of its own.
+            lower: lower bounds, a number or (rows,), infinite where there is none; None for none. Rows whose bounds are
+                equal are equalities. What depends on p belongs into g.
+            upper: upper bounds, likewise.
+            variables: the symbols that are y, where g is an expression: SX or MX.
+            parameters: the symbols that are x; None for none.
+        """
+        from snarenet.doors.casadi import constraints as read
+
+        return read(g, lower, upper, variables, parameters)
+
+    @staticmethod
+    def from_nl(path: Any) -> Constraints:
+        """The constraints and bounds of an AMPL .nl file, as Pyomo and JuMP write it; its variables are y."""
+        from snarenet.doors.nl import read
+
+        return read(path).constraints
+
     def __and__(self, other: Constraints) -> Stack:
         from snarenet.constraints.stack import Stack
 
