@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+collect_ignore_glob = ["src/snarenet/doors/*"]  # no doctests there, but packages that take seconds to import
+
 torch.set_num_threads(1)  # two workers on two cores; small sizes gain nothing from threads
 
 
