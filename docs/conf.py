@@ -41,12 +41,15 @@ nb_execution_in_temp = True
 nb_execution_timeout = 180
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "▸ the code of the figure", "▾ the code of the figure"
 copybutton_exclude = ".linenos, .gp, .go"
 
 # their figures: vector graphics in the style of docs/_static/matplotlibrc
 profile = BUILD / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
-(profile / "ipython_kernel_config.py").write_text('c.InlineBackend.figure_formats = {"svg"}\nc.IPKernelApp.log_level = "ERROR"\n')
+(profile / "ipython_kernel_config.py").write_text(
+    'c.InlineBackend.figure_formats = {"svg"}\nc.IPKernelApp.log_level = "ERROR"\n'
+)
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 os.environ |= {"IPYTHONDIR": str(profile.parent), "MATPLOTLIBRC": str(HERE / "_static" / "matplotlibrc")}
 
@@ -54,6 +57,7 @@ os.environ |= {"IPYTHONDIR": str(profile.parent), "MATPLOTLIBRC": str(HERE / "_s
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: name for name in ("Datum", "Callback")}
 autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 napoleon_use_ivar = True

@@ -12,6 +12,7 @@ from typing import Any
 _CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
 _DISPLAY = re.compile(r"^([ ]*)\$\$(.+?)\$\$[ ]*$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$([^$\n]+(?:\n[^$\n]+)?)\$")
+_ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 _SPECIAL = re.compile(r"\*|\||(?<=\w)_(?!\w)")
 
 
@@ -60,7 +61,13 @@ def _on_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines:
     lines[:] = convert(lines)
 
 
+def _on_signature(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any) -> Any:
+    """Aliases of types by their names alone, where autodoc writes `TypeAliasForwardRef('Datum') | None`."""
+    return _ALIAS.sub(r"\1", signature or "") or signature, returns
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Convert before napoleon reads the sections."""
+    app.connect("autodoc-process-signature", _on_signature)
     app.connect("autodoc-process-docstring", _on_docstring, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,9 @@
-"""Formulas as MathML, which browsers draw by themselves: no script, no font, nothing from elsewhere."""
+"""Formulas as MathML, which browsers draw by themselves: no script, nothing to load, and it works offline."""
 
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
 from docutils import nodes
@@ -12,8 +13,13 @@ from sphinx.util import logging
 
 _LOG = logging.getLogger(__name__)
 
-# commands that the converter of docutils does not know, in those that it does
-_SPELLINGS = ((r"\\(big|Big)\b(?=\s*[(\[|])", r"\\\1l"), (r"\\(big|Big)\b(?=\s*[)\]])", r"\\\1r"), (r"\\texttt\b", r"\\mathtt"))
+# what the converter of docutils does not know, in what it does
+_SPELLINGS = (
+    (r"\\(big|Big)\b(?=\s*[(\[])", r"\\\1l"),
+    (r"\\(big|Big)\b(?=\s*[)\]])", r"\\\1r"),
+    (r"\\texttt\b", r"\\mathtt"),
+    (r"\\([td]?frac)(\d)(\d)", r"\\\1{\2}{\3}"),
+)
 
 
 def to_mathml(tex: str, block: bool, where: nodes.Node | None = None) -> str:
@@ -21,10 +27,13 @@ def to_mathml(tex: str, block: bool, where: nodes.Node | None = None) -> str:
     for spelling, known in _SPELLINGS:
         tex = re.sub(spelling, known, tex)
     try:
-        return tex2mathml(tex, as_block=block)
+        found = tex2mathml(tex, as_block=block)
     except MathError as error:
         _LOG.warning("formula: %s", error, location=where)
-        return f"<code>{nodes.unescape(tex)}</code>"
+        return f"<code>{escape(tex)}</code>"
+    if not re.search(r"\\left|\{cases\}", tex):  # fences grow only where TeX says so
+        found = re.sub(r'<mo(?: class="math(?:open|close)")?>([{}‖])</mo>', r'<mo stretchy="false">\1</mo>', found)
+    return found
 
 
 def _inline(writer: Any, node: nodes.math) -> None:
