@@ -28,7 +28,9 @@ extensions = [
     "formulas",
     "repository",
 ]
-exclude_patterns = ["_ext"]
+exclude_patterns = ["_ext", "explorer"]
+
+PARTS = {"results": "results/*", "howto/index": "*", "doors/index": "*"}
 
 # Markdown
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
@@ -75,10 +77,10 @@ html_show_sphinx = False
 html_copy_source = False
 
 
-def _list_results(app, page, source):
-    """The pages of docs/results are parts of docs/results.md, which has no list of them of its own."""
-    if page == "results":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nresults/*\n```\n"
+def _list_parts(app, page, source):
+    """Pages that are parts of another one go below it in the contents; where they stand, it links to them itself."""
+    if page in PARTS:
+        source[0] += f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{PARTS[page]}\n```\n"
 
 
 def _is_welcome(record):
@@ -87,5 +89,5 @@ def _is_welcome(record):
 
 def setup(app):
     """What is no setting."""
-    app.connect("source-read", _list_results)
+    app.connect("source-read", _list_parts)
     logging.getLogger("sphinx.sphinx.directives.other").addFilter(_is_welcome)

@@ -18,6 +18,7 @@ _SPELLINGS = (
     (r"\\(big|Big)\b(?=\s*[(\[])", r"\\\1l"),
     (r"\\(big|Big)\b(?=\s*[)\]])", r"\\\1r"),
     (r"\\texttt\b", r"\\mathtt"),
+    (r"\\dots\b", r"\\ldots"),
     (r"\\([td]?frac)(\d)(\d)", r"\\\1{\2}{\3}"),
 )
 
