@@ -59,7 +59,9 @@ os.environ |= {"IPYTHONDIR": str(profile.parent), "MATPLOTLIBRC": str(HERE / "_s
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {name: name for name in ("Datum", "Callback")}
+autodoc_type_aliases = {
+    name: name for name in ("Callback", "Count", "Datum", "Keep", "Ratio", "Seconds", "Setting", "Share", "Size", "Weight")
+}
 autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 napoleon_use_ivar = True

@@ -12,7 +12,6 @@ from typing import Any
 _CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
 _DISPLAY = re.compile(r"^([ ]*)\$\$(.+?)\$\$[ ]*$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$([^$\n]+(?:\n[^$\n]+)?)\$")
-_ALIAS = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
 _SPECIAL = re.compile(r"\*|\||(?<=\w)_(?!\w)")
 
 
@@ -59,15 +58,22 @@ def _plain(text: str) -> str:
 
 def _on_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     lines[:] = convert(lines)
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # an empty comment, else napoleon takes what is before a colon for a type
 
 
 def _on_signature(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any) -> Any:
-    """Aliases of types by their names alone, where autodoc writes `TypeAliasForwardRef('Datum') | None`."""
-    return _ALIAS.sub(r"\1", signature or "") or signature, returns
+    """No signature where fields are listed one by one."""
+    if what == "class" and (name == "snarenet.TrainConfig" or name.startswith("snarenet.training.parts.")):
+        return "", None
+    return None
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Convert before napoleon reads the sections."""
+    from sphinx.util.inspect import TypeAliasForwardRef
+
+    TypeAliasForwardRef.__repr__ = lambda alias: alias.name  # in a union autodoc writes an alias by its repr
     app.connect("autodoc-process-signature", _on_signature)
     app.connect("autodoc-process-docstring", _on_docstring, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
