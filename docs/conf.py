@@ -60,7 +60,8 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {
-    name: name for name in ("Callback", "Count", "Datum", "Keep", "Ratio", "Seconds", "Setting", "Share", "Size", "Weight")
+    name: name
+    for name in ("Callback", "Count", "Datum", "Keep", "Ratio", "Seconds", "Setting", "Share", "Size", "Weight")
 }
 autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"

@@ -59,7 +59,9 @@ def _path(node: nodes.Element, page: Path) -> Path | None:
 
 def _take_along(app: Any, error: Exception | None) -> None:
     if error is None and EXPLORER.is_dir() and app.builder.format == "html":
-        shutil.copytree(EXPLORER, Path(app.outdir) / EXPLORER.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md"))
+        shutil.copytree(
+            EXPLORER, Path(app.outdir) / EXPLORER.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md")
+        )
 
 
 def setup(app: Any) -> dict[str, bool]:
