@@ -1,11 +1,11 @@
-# make demo, test, lint, bench, fuzz, docs-tables: each creates the virtual environment and installs what it needs.
+# make demo, test, lint, docs, bench, fuzz, docs-tables: each creates the virtual environment and installs what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.txt
 
-.PHONY: demo test lint bench fuzz docs-tables clean
+.PHONY: demo test lint docs bench fuzz docs-tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/snarenet demo
@@ -19,6 +19,11 @@ lint: $(VENV)/.dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config lab/pyproject.toml
+
+# the site, into build/site: tutorials run, warnings are errors
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/site
+	@echo build/site/index.html
 
 bench: $(VENV)/.bench
 	$(BIN)/snarenet bench repair --device cpu
@@ -39,6 +44,7 @@ $(VENV)/bin/python:
 NEEDS.demo = -e '.[plots,solvers]'
 NEEDS.test = -e '.[test]' -e ./lab
 NEEDS.dev = -e '.[dev,test]' -e ./lab
+NEEDS.docs = -e '.[docs]'
 NEEDS.bench = -e . -e './lab[bench]'
 
 $(VENV)/.%: pyproject.toml lab/pyproject.toml pins.txt | $(VENV)/bin/python
