@@ -46,6 +46,11 @@ class Map(ABC):
         return False
 
     @property
+    def convex(self) -> bool:
+        """Is every row a convex function, and does `convex_hessian` know it?"""
+        return self.linear
+
+    @property
     def parts(self) -> tuple[Map, ...]:
         """The maps whose rows stand one below the other in this one: itself, unless it is a `StackedMap`."""
         return (self,)
@@ -93,6 +98,10 @@ class Map(ABC):
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         """(B, n) the diagonal of the Hessian of <weights, g>, for maps with `diagonal_hessian`."""
         raise ValueError(f"the Hessians of this `{type(self).__name__}` are not constant diagonals")
+
+    def convex_hessian(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """d (B, n) and G (B, k, n) with the Hessian diag(d) + G'G of <weights, g>, weights >= 0, where rows are convex."""
+        raise ValueError(f"the rows of this `{type(self).__name__}` are not known to be convex")
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         """The tensors inside g that need a gradient."""

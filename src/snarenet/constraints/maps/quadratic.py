@@ -92,6 +92,14 @@ class QuadraticMap(Map):
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         return 2 * transposed_times(self.H, weights) if self.diagonal else super().hessian_diagonal(weights)
 
+    @property
+    def convex(self) -> bool:
+        return self.diagonal and bool((self.H >= 0).all())
+
+    def convex_hessian(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        diagonal = self.hessian_diagonal(weights)
+        return diagonal, diagonal.new_empty(len(diagonal), 0, diagonal.shape[1])
+
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return needing_grad(self.H, self.G)
 

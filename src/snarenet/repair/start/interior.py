@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import largest
-from snarenet.repair.start.rows import RowsAt, Solved
+from snarenet.repair.start.rows import RowsAt, Solved, System
 from snarenet.repair.start.task import Task
 
 _ROOM = 0.1  # share of the room between two bounds that the start keeps from each, at most
@@ -146,8 +146,8 @@ def _step(task: Task, state: _State, last: float) -> tuple[_State, Tensor]:
     over, under = t - state.lower, state.upper - t
     sigma, q = alpha / over + beta / under, kappa / under - kappa / over
     at = task.at(t[:, task.lower.shape[1] :])
-    dz, multipliers, _ = _direction(task, at, state, sigma, q)
-    rows = multipliers.shape[1]
+    rows, (dz, multipliers, _) = task.rows.rows, _direction(task, at, state, sigma, q)
+    multipliers = multipliers[:, :rows]
     moves = ~pinned[:, :rows] & (sigma[:, :rows] > 0)  # the slack of a row without bounds is nobody's business
     ds = torch.where(moves, (multipliers - q[:, :rows]) / sigma[:, :rows], 0.0)
     dt = torch.cat([ds, dz], 1)
@@ -177,16 +177,12 @@ def _direction(task: Task, at: RowsAt, state: _State, sigma: Tensor, q: Tensor) 
     share, most = share_of(z.dtype) * at.lengths, at.lengths / torch.finfo(z.dtype).eps ** 2
     active = pinned[:, :rows] | (sigma[:, :rows] > 0)
     damping = torch.where(pinned[:, :rows], share, torch.minimum(1 / sigma[:, :rows], most))
-    inverse = torch.where(pinned[:, rows:], 0.0, 1 / (task.weights + sigma[:, rows:]))
-    saddle = at.saddle(inverse, damping, active, exact=False)
+    saddle = at.saddle(System(task.weights + sigma[:, rows:], pinned[:, rows:], damping, active, old), exact=False)
     slope = task.weights * (z - task.y) + q[:, rows:]
     # where a row holds exactly the share acts on the change of its multiplier, and moves the solution nowhere
     shift = damping * torch.where(pinned[:, :rows], old, q[:, :rows])
-    right = torch.where(active, state.off + shift, 0.0)
-    multipliers = saddle.solve(right - saddle.push(inverse * slope))
-    dz = -inverse * (slope + saddle.pull(multipliers))
-    flat = Solved(dz, multipliers, saddle.sound)
-    return saddle.bent(flat, at.curvature(old), _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+    flat = saddle.move(-saddle.inverse * slope, torch.where(active, state.off + shift, 0.0))
+    return saddle.bent(flat, _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
 
 
 def _length(share: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from snarenet.constraints.maps import FunctionMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
-from snarenet.repair.start.rows import RowsAt, Saddle, Solved
+from snarenet.repair.start.rows import RowsAt, Saddle, Solved, System
 from snarenet.repair.start.task import Task, box_of
 
 _SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
@@ -188,25 +188,26 @@ def _active(task: Task, at: RowsAt, value: Tensor, multipliers: Tensor) -> _Acti
     return _Active(above, below, high, ~high & (center < task.low))
 
 
-def _saddle(task: Task, at: RowsAt, active: _Active) -> tuple[Saddle, Tensor]:
+def _saddle(task: Task, at: RowsAt, active: _Active, multipliers: Tensor) -> tuple[Saddle, Tensor]:
     """The system of the rows and variables that are held, and (B, m) its damping."""
-    damping = share_of(at.z.dtype) * at.lengths
-    inverse = torch.where(active.high | active.low, 0.0, 1 / task.weights)
-    return at.saddle(inverse, damping, active.above | active.below, exact=True), damping
+    damping, rows = share_of(at.z.dtype) * at.lengths, active.above | active.below
+    system = System(task.weights.expand_as(at.z), active.high | active.low, damping, rows, multipliers)
+    return at.saddle(system, exact=True), damping
 
 
 def _newton(task: Task, point: Point) -> Solved:
     """One step: what z moves by, and the next multipliers."""
     z, at, value = point.z, task.at(point.z), task.rows.value(point.z)
     active = _active(task, at, value, point.multipliers)
-    saddle, damping = _saddle(task, at, active)
     multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
+    saddle, damping = _saddle(task, at, active, multipliers)
     off = torch.where(active.above, value - task.upper, torch.where(active.below, value - task.lower, 0.0))
-    target = torch.where(active.high, task.high, torch.where(active.low, task.low, task.y))
+    free = saddle.inverse * task.weights * (task.y - z)
+    move = torch.where(active.high, task.high - z, torch.where(active.low, task.low - z, free))
     # the share acts on the change of the multipliers, so that rows are met exactly in the end
-    found = saddle.solve(off + saddle.push(target - z) + damping * multipliers)
-    flat = Solved(target - z - saddle.inverse * saddle.pull(found), found, saddle.sound)
-    return saddle.bent(flat, at.curvature(multipliers), _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+    flat = saddle.move(move, off + damping * multipliers)
+    step = saddle.bent(flat, _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+    return step._replace(multipliers=step.multipliers[:, : task.rows.rows])
 
 
 class _Pulled(NamedTuple):
@@ -224,11 +225,12 @@ def _pull_back(task: Task, point: Point, v: Tensor, wanted: tuple[Tensor, ...]) 
     """The implicit gradient at nearest points, for their cotangent v (B, n)."""
     z, at = point.z, task.at(point.z)
     active = _active(task, at, task.rows.value(z), point.multipliers)
-    saddle, _ = _saddle(task, at, active)
-    multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
-    B, flat = at.curvature(multipliers), Solved(*saddle.split(v, refined=True), saddle.sound)
-    p, eta, _ = saddle.bent(flat, B, _ADJOINT, torch.finfo(z.dtype).eps ** 1.5, refined=True)
-    left = v - B(p) - saddle.pull(eta)  # what a variable that is held passes on to its bound
+    multipliers, rows = torch.where(active.above | active.below, point.multipliers, 0.0), task.rows.rows
+    saddle, _ = _saddle(task, at, active, multipliers)
+    flat = Solved(*saddle.split(v, rows), saddle.sound)
+    p, eta, _ = saddle.bent(flat, _ADJOINT, torch.finfo(z.dtype).eps ** 1.5, rows)
+    left = v - saddle.B(p) - saddle.pull(eta)  # what a variable that is held passes on to its bound
+    eta = eta[:, :rows]
     tensors = [None if t is None else -t for t in task.rows.pullback(z, [(multipliers, p)], eta, wanted)[1:]]
     held = (torch.where(active.below, eta, 0.0), torch.where(active.above, eta, 0.0))
     box = (torch.where(active.low, left, 0.0), torch.where(active.high, left, 0.0))
