@@ -24,7 +24,8 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 def times(matrix: Tensor, v: Tensor) -> Tensor:
     """matrix @ v for every sample: (m, n) or (B, m, n) times (B, n) gives (B, m)."""
-    return v @ matrix.T if matrix.ndim == 2 else (matrix @ v.unsqueeze(-1)).squeeze(-1)
+    # a row times matrices is several times faster than matrices times a column on a CPU
+    return v @ matrix.T if matrix.ndim == 2 else (v.unsqueeze(-2) @ matrix.mT).squeeze(-2)
 
 
 def transposed_times(matrix: Tensor, w: Tensor) -> Tensor:

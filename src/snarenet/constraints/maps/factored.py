@@ -62,7 +62,7 @@ class FactoredMap(Map):
         z = self._factors(v)
         if self.F.ndim == 3:
             return (z.transpose(0, 1) @ self.F.mT).transpose(0, 1) + self.D * v
-        return (self.F @ z.unsqueeze(-1)).squeeze(-1) + self.D * v
+        return (z.unsqueeze(-2) @ self.F.mT).squeeze(-2) + self.D * v
 
     def _for_every_row(self, t: Tensor) -> Tensor:
         """t (B, n) as (B, rows, n)."""

@@ -56,7 +56,7 @@ class QuadraticMap(Map):
             return 2 * self.H * t.unsqueeze(-2)
         if self.H.ndim == 3:  # one product for all rows
             return 2 * (t @ self.H.flatten(0, 1).T).unflatten(1, self.H.shape[:2])
-        return 2 * (self.H @ t[:, None, :, None]).squeeze(-1)
+        return 2 * (t[:, None, None, :] @ self.H).squeeze(-2)
 
     def _form(self, s: Tensor, t: Tensor) -> Tensor:
         """2 s'H_i t for every row i: (B, rows)."""

@@ -35,7 +35,7 @@ from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.maps import FunctionMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
-from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
+from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Point, share_of
 from snarenet.repair.start.rows import RowsAt, Saddle, Solved, System
 from snarenet.repair.start.task import Task, box_of
 
@@ -122,30 +122,67 @@ class _Project(torch.autograd.Function):
 
 
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
-    """(k,) the samples whose nearest point was found, and these points."""
+    """(k,) the samples whose nearest point was found, or nearly so, and these points."""
     left = recipe.left
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
+    if not task.convex:
+        return _from_repaired(recipe, instance, y, left)
+    clipped = torch.minimum(torch.maximum(task.y, task.low), task.high)
+    point, good = _search(task, clipped, recipe.iterations, STRAIGHT)
+    if bool(good.all()):
+        return left, point
+    others, other = _from_repaired(recipe, instance, y, left[~good])
+    both = (torch.cat([one[good], two]) for one, two in zip(point, other, strict=True))
+    return torch.cat([left[good], others]), Point(*both)
+
+
+def _from_repaired(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
+    """The same for some samples, from where a repair leads."""
     start, reached = recipe.restore(instance.select(left), y[left])
     left, start = left[reached], start[reached]
-    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
-    point, good = _nearest(task, start, recipe.iterations, QUICK)
+    part = instance.select(left)
+    task = Task.of(part, y[left], recipe.metric, recipe.sparse)
+    point, good = _search(task, start, recipe.iterations, QUICK)
+    good = good & _nearer(task, point, start)
     again = (~good).nonzero().squeeze(1)
     if len(again):
-        other, found = _nearest(task.select(again), start[again], recipe.iterations, CAREFUL)
+        rest, begun = task.select(again), start[again]
+        other, found = _search(rest, begun, recipe.iterations, CAREFUL)
+        found = found & _nearer(rest, other, begun)
+        # from where nothing has settled a repair may still lead to a nearer point than from y
+        end, kept = recipe.restore(part.select(again), other.z)
+        found = found | (kept & other.multipliers.isfinite().all(1) & (rest.distance(end) < rest.distance(begun)))
         point = Point(*(old.index_copy(0, again, new) for old, new in zip(point, other, strict=True)))
         good = good.index_copy(0, again, found)
     return left[good], Point(*(tensor[good] for tensor in point))
 
 
-def _nearest(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
-    """Where a search leads from points of the set, and (B,) whether that is a nearest point, and nearer than these."""
-    point, settled = _settle(task, interior.approach(task, start, steps, course))
+def _search(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
+    """Where a search leads from points of the set, or from anywhere, and (B,) whether that is a nearest point."""
+    state = interior.begin(task, start, course)
+    point, good = state.point, torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    left = torch.arange(len(start), device=start.device)
+    for last in course.last:
+        if not len(left):
+            break
+        part = task.select(left)
+        state = interior.approach(part, state, steps, last, course.straight)
+        found, settled = _settle(part, state.point)
+        point = Point(*(old.index_copy(0, left, new) for old, new in zip(point, found, strict=True)))
+        good = good.index_copy(0, left, settled)
+        rest = (~settled).nonzero().squeeze(1)
+        left, state = left[rest], state.select(rest)
+    return point, good
+
+
+def _nearer(task: Task, point: Point, start: Tensor) -> Tensor:
+    """(B,) whether a point is no farther from y than the start."""
     # a start that breaks rows within the tolerance may be nearer, to first order by its multipliers times that
     rows = residual(task.rows.value(start), task.lower, task.upper)
     box = residual(start, task.low, task.high)
     force = task.weights * (task.y - point.z)
     excuse = (point.multipliers * rows).abs().sum(1) + (force * box).abs().sum(1)
-    limit = task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
-    return point, settled & (task.distance(point.z) <= limit)
+    return task.distance(point.z) <= task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
 
 
 def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:

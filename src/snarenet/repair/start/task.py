@@ -54,6 +54,11 @@ class Task(NamedTuple):
         )
         return Task(rows, lower[1], upper[1], low, high, y, weights, sparse, bowls)
 
+    @property
+    def convex(self) -> bool:
+        """Is the set known to be convex?"""
+        return all(part.linear or bowl for part, bowl in zip(self.rows.parts, self.bowls, strict=True))
+
     def select(self, index: Tensor) -> Task:
         """Some of the samples."""
         lower, upper, low, high, y = (tensor[index] for tensor in self[1:6])
