@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
-from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.constraints.maps import FunctionMap, LiftedMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Point, share_of
@@ -68,9 +68,7 @@ def project(
         sparse: solve systems on the pattern of the rows.
         tol: the violation up to which y itself will do.
     """
-    with torch.no_grad():
-        violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
-        left = (~(violation <= tol)).nonzero().squeeze(1)
+    left = outside(instance, y, tol)
     if not len(left) or not _differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
@@ -79,11 +77,19 @@ def project(
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
+def outside(instance: Instance, y: Tensor, tol: float) -> Tensor:
+    """(k,) the samples that break a row by more than the tolerance."""
+    with torch.no_grad():
+        violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+    return (~(violation <= tol)).nonzero().squeeze(1)
+
+
 def _differentiable(map: Map, y: Tensor) -> bool:
     """Do all rows have second derivatives? Functions that come with a Jacobian may be written without torch."""
     with torch.enable_grad():
         leaf = y.detach().requires_grad_()
-        given = (part for part in map.parts if isinstance(part, FunctionMap) and part.given_jacobian is not None)
+        pairs = ((part, part.inner if isinstance(part, LiftedMap) else part) for part in map.parts)
+        given = (part for part, own in pairs if isinstance(own, FunctionMap) and own.given_jacobian is not None)
         return all(part.value(leaf).requires_grad for part in given)
 
 
