@@ -53,7 +53,7 @@ class RowsAt:
     def lengths(self) -> Tensor:
         """(B, m) squared lengths of the rows in the metric, J W^-1 J' at its diagonal; positive."""
         if self.pattern is None:
-            squares = (self.values.square() / self.weights).sum(-1)
+            squares = self.values.square() @ (1 / self.weights)
         else:
             column = self.pattern.on(self.z.device)[1]
             squares = self.pattern.row_sums(self.values.square() / self.weights[column])

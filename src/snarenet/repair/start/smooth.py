@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
-from snarenet.constraints.maps import FunctionMap, LiftedMap, Map
+from snarenet.constraints.maps import FunctionMap, IdentityMap, LiftedMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Point, share_of
@@ -42,6 +42,8 @@ from snarenet.repair.start.task import Task, box_of
 _SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
 _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
+_ENTRIES = 160_000  # of dense Jacobians that are on their way at once on a CPU: few enough for its cache
+_FEWEST = 50  # samples, below which the calls themselves take their time
 _ROUNDING = 1e-9  # share of a squared distance that is nothing
 _EXCUSED = 4.0  # times the first-order change of half the squared distance that a tolerance makes
 
@@ -129,7 +131,18 @@ class _Project(torch.autograd.Function):
 
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
     """(k,) the samples whose nearest point was found, or nearly so, and these points."""
-    left = recipe.left
+    rows = sum(part.rows for part in instance.map.parts if not isinstance(part, IdentityMap))
+    whole = recipe.sparse or y.device.type != "cpu"
+    most = len(y) if whole else max(_FEWEST, _ENTRIES // max(1, rows * y.shape[1]))
+    found = [_find_some(recipe, instance, y, some) for some in recipe.left.split(most)]
+    if len(found) == 1:
+        return found[0]
+    samples, points = zip(*found, strict=True)
+    return torch.cat(samples), Point(*(torch.cat(tensors) for tensors in zip(*points, strict=True)))
+
+
+def _find_some(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
+    """The same of some samples."""
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
     if not task.convex:
         return _from_repaired(recipe, instance, y, left)
