@@ -34,7 +34,9 @@ def bowl() -> sn.Constraints:
 
 
 def curved() -> sn.Constraints:
-    return sn.Box(-1.0, 1.0) & sn.Nonlinear(waves, 2, -0.1, 0.1) & sn.L1Ball(lambda x: x, lambda x: 0.8 + x[:, :1].abs())
+    return (
+        sn.Box(-1.0, 1.0) & sn.Nonlinear(waves, 2, -0.1, 0.1) & sn.L1Ball(lambda x: x, lambda x: 0.8 + x[:, :1].abs())
+    )
 
 
 KINDS = pytest.mark.parametrize("kind", [bowl, curved])
@@ -127,7 +129,9 @@ def test_products_of_a_lifted_map() -> None:
     """Value, Jacobian, products and pullback of a function in buys and sells, against autograd."""
     map = LiftedMap(FunctionMap(waves, X, 2), X.clone().requires_grad_())
     v, t, w = draw(12, 2 * N, seed=11), draw(12, 2 * N, seed=12), draw(12, 2, seed=13)
-    J = torch.stack([torch.func.jacrev(lambda u, i=i: map.select(torch.tensor([i])).value(u[None])[0])(v[i]) for i in range(12)])
+    J = torch.stack(
+        [torch.func.jacrev(lambda u, i=i: map.select(torch.tensor([i])).value(u[None])[0])(v[i]) for i in range(12)]
+    )
     assert_equal(map.jacobian(v), J, 1e-12)
     assert_equal(map.jvp(v, t), (J @ t.unsqueeze(2)).squeeze(2), 1e-12)
     assert_equal(map.vjp(v, w), (w.unsqueeze(1) @ J).squeeze(1), 1e-12)

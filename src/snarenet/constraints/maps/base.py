@@ -101,7 +101,7 @@ class Map(ABC):
         raise ValueError(f"the Hessians of this `{type(self).__name__}` are not constant diagonals")
 
     def convex_hessian(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """d (B, n) and G (B, k, n) with the Hessian diag(d) + G'G of <weights, g>, weights >= 0, where rows are convex."""
+        """d (B, n) and G (B, k, n): the Hessian of <weights, g>, weights >= 0, is diag(d) + G'G; for convex rows."""
         raise ValueError(f"the rows of this `{type(self).__name__}` are not known to be convex")
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:

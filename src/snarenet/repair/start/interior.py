@@ -159,7 +159,7 @@ def begin(task: Task, start: Tensor, course: Course) -> State:
 
 
 class _Step(NamedTuple):
-    """What t, the multipliers of the rows and of both bounds change by or become."""
+    """What t and the multipliers of lower and of upper bounds change by, and what those of the rows become."""
 
     dt: Tensor
     multipliers: Tensor
@@ -170,31 +170,35 @@ def _step(task: Task, state: State, last: float, straight: bool) -> tuple[State,
     """Everybody after one step, and (b,) who is done."""
     rows, at = task.rows.rows, task.at(state.point.z)
     system = _System(task, at, state)
-    if straight:
-        ahead = system.aim(0.0, 0.0)
-        far = torch.minimum(*_lengths(state, ahead))
-        kappa = _left(state, ahead, far, far).square() / _left(state) / _count(state)
-        step = system.aim(kappa - ahead.dt * ahead.rise[0], kappa + ahead.dt * ahead.rise[1])
-    else:
-        step = system.aim(state.kappa, state.kappa)
+    step = _corrected(system) if straight else system.aim(state.kappa, state.kappa)
     primal, dual = _lengths(state, step)
     if straight:
         primal = dual = torch.minimum(primal, dual)
     else:
         length = (task.weights * step.dt[:, rows:].square()).sum(1, keepdim=True).sqrt()
         primal = torch.minimum(primal, _FAR * state.unit.sqrt() / length.clamp(min=torch.finfo(length.dtype).tiny))
-    left = _left(state, step, primal, dual)
-    t, (alpha, beta) = state.t + primal * step.dt, (
-        old + dual * rise for old, rise in zip((state.alpha, state.beta), step.rise, strict=True)
-    )
-    moved = state.multipliers + primal * (step.multipliers - state.multipliers)
-    off = task.rows.value(t[:, rows:]) - t[:, :rows]
+    state = _moved(state, step, primal, dual)
+    off, left = task.rows.value(state.point.z) - state.t[:, :rows], _left(state)
     aim = (1 - torch.minimum(primal, dual)).square().clamp(_LEAST, _MOST)
     met = largest(torch.where(system.sigma[:, :rows] > 0, off, 0.0) / at.lengths.sqrt()).unsqueeze(1)
     near = (left <= last * state.unit) & (met <= last**_MET * state.unit.sqrt()) & (primal > _FREE)
-    kappa = aim * left / _count(state)
-    state = state._replace(t=t, multipliers=moved, alpha=alpha, beta=beta, off=off, kappa=kappa)
+    state = state._replace(off=off, kappa=aim * left / _count(state))
     return state, near.squeeze(1) | ~state.finite
+
+
+def _corrected(system: _System) -> _Step:
+    """A step of Mehrotra's: what one to the bounds would leave of the complementarity says what to aim at."""
+    state, ahead = system.state, system.aim(0.0, 0.0)
+    far = torch.minimum(*_lengths(state, ahead))
+    kappa = _left(_moved(state, ahead, far, far)).square() / (_left(state) * _count(state))
+    return system.aim(kappa - ahead.dt * ahead.rise[0], kappa + ahead.dt * ahead.rise[1])
+
+
+def _moved(state: State, step: _Step, primal: Tensor, dual: Tensor) -> State:
+    """After steps of these lengths (b, 1); `off` and `kappa` are as before."""
+    alpha, beta = state.alpha + dual * step.rise[0], state.beta + dual * step.rise[1]
+    multipliers = state.multipliers + primal * (step.multipliers - state.multipliers)
+    return state._replace(t=state.t + primal * step.dt, multipliers=multipliers, alpha=alpha, beta=beta)
 
 
 class _System:
@@ -238,12 +242,9 @@ def _lengths(state: State, step: _Step) -> tuple[Tensor, Tensor]:
     return primal, dual
 
 
-def _left(state: State, step: _Step | None = None, primal: float | Tensor = 0.0, dual: float | Tensor = 0.0) -> Tensor:
-    """(b, 1) the sum of all products of multipliers and distances from bounds, after a step if one is given."""
-    t, alpha, beta = state.t, state.alpha, state.beta
-    if step is not None:
-        t, alpha, beta = t + primal * step.dt, alpha + dual * step.rise[0], beta + dual * step.rise[1]
-    pairs = (alpha, t - state.lower), (beta, state.upper - t)
+def _left(state: State) -> Tensor:
+    """(b, 1) the complementarity that is left: the sum of all multipliers times distances from bounds."""
+    pairs = (state.alpha, state.t - state.lower), (state.beta, state.upper - state.t)
     low, high = (torch.where(v > 0, v * gap, 0.0).sum(1, keepdim=True) for v, gap in pairs)
     return low + high
 

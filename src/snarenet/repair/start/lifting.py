@@ -4,8 +4,8 @@ $$ \min_{p, m} \tfrac12 \| p - (y - c) \|_W^2 + \tfrac12 \| m + (y - c) \|_W^2 \
    \textstyle\sum_i (p_i + m_i) \le r, \; p, m \ge 0, \; l \le g(c + p - m) \le u. $$
 
 Taking the same amount off $p_i$ and $m_i$ leaves $z = c + p - m$ where it is and makes everything else smaller, so the
-least has $p_i m_i = 0$. There the two squares are $\| z - y \|_W^2$ and a constant: z is the nearest point. A box on z is
-one on p and m, as only one of them moves.
+least has $p_i m_i = 0$. There the two squares are $\| z - y \|_W^2$ and a constant: z is the nearest point. A box on z
+is one on p and m, as only one of them moves.
 """
 
 from __future__ import annotations

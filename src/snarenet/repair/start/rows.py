@@ -8,9 +8,9 @@ $$ \begin{pmatrix} \Omega + D + B & J^\top & G^\top \\ J & -\mathrm{diag}(\delta
 
 D, a diagonal, and G, a few rows, are the curvature of *bowls*: convex rows with an upper bound alone whose Hessians are
 known by factors. G stands below J like further rows. Without B one factor of
-$J (\Omega + D)^{-1} J^\top + \mathrm{diag}(\delta)$ solves the system, a repair's; B, of all other rows, is known by its
-products alone, and conjugate gradients that this factor preconditions need few of them where the set is near in sizes
-of its radii of curvature.
+$J (\Omega + D)^{-1} J^\top + \mathrm{diag}(\delta)$ solves the system, a repair's; B, of all other rows, is known by
+its products alone, and conjugate gradients that this factor preconditions need few of them where the set is near in
+sizes of its radii of curvature.
 """
 
 from __future__ import annotations
