@@ -5,8 +5,7 @@ $$ \|y - c\|_1 = \sum_i (p_i + m_i), \qquad y = c + p - m, \quad p, m \ge 0, \qu
 Where the kind of a row decides how a projection goes about it, `lifted` returns one of the same kind, and a constant
 that is to be taken off its bounds: a matrix stays a matrix, and a bowl $y^\top (F F^\top + D) y + G y \le u$,
 $D \ge 0$, a bowl with $D_i (p_i^2 + m_i^2)$ for $D_i (p_i - m_i)^2$: the same where $p_i m_i = 0$, more elsewhere.
-Every
-other map is wrapped, and evaluated where it always was, at y.
+Every other map is wrapped, and evaluated where it always was, at y.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ moves two points apart.
 | a box alone | clipping | the projection |
 | linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
-| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or nothing |
+| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or near it |
+| beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
 
 Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.
 """

@@ -3,17 +3,19 @@ r"""`project`: the nearest point of any smooth set: repaired, then approached fr
 $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
    W (z - y) + J(z)^\top \mu = 0. $$
 
-1. A repair leads to a point of the set.
+1. A repair leads to a point of the set; not if the set is known to be convex, where nothing depends on the start.
 2. Interior-point steps (`interior.py`) lead from there nearly to the nearest point.
 3. Newton's method leads on to all digits. Rows and variables are held at their bounds by a primal-dual active set: an
    equality, a row with $\mu_i + (g_i - u_i) / J_i W^{-1} J_i^\top > 0$ (or < 0 with $l_i$), a variable that
    $y - W^{-1} J^\top \mu$ puts beyond its bound.
 
 What comes back is a fixed point of the third, which obeys the conditions of optimality, in the set, without a direction
-that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
-caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction.
+that was seen to lead to nearer points, and no farther from y than the repaired point. Where none was found it is the
+last point of the search, if a repair leads from there to a nearer point of the set than from y; else y itself, from
+where the caller's repair finds what it finds without any of this. So nothing is worse than the repair alone.
 
-The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
+The gradient is the implicit one, at a point that has not settled that of the rows it takes for active. With a cotangent
+v of z, the rows A in use, the held variables F and
 $H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
 
 $$ \begin{pmatrix} H & J_A^\top \\ J_A & 0 \end{pmatrix} \begin{pmatrix} p \\ \eta \end{pmatrix} =
@@ -59,7 +61,9 @@ def project(
     sparse: bool,
     tol: float = 0.0,
 ) -> Tensor:
-    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
+    """The nearest points (B, n) to y, or near them; y itself where no nearer one than a repair's was found.
+
+    Differentiable in y, the bounds and the data of the set.
 
     Args:
         instance: the constraints.
