@@ -284,8 +284,8 @@ def describe(chosen: Plan, map: Map) -> str:
         )
     if chosen.method == "smooth":
         return (
-            f"at the projection onto all rows, by a repair and up to {chosen.iterations} interior-point steps from "
-            f"there: {chosen.why}"
+            f"at the projection onto all rows, by up to {chosen.iterations} interior-point steps, from a repaired "
+            f"point unless the set is known to be convex: {chosen.why}"
         )
     rows = sum(part.rows for part in map.parts if part.constant)
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
