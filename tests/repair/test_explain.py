@@ -210,7 +210,7 @@ ADMM, ACTIVE_SET = "iterations of ADMM: all rows are linear", "iterations of an 
     [
         ("nclp", f"near the projection onto all rows, by 20 {ADMM}", f", by 35 {ADMM}"),
         ("qcqp", f"at the projection onto all rows, by up to 20 {ACTIVE_SET}", f", by up to 26 {ACTIVE_SET}"),
-        ("function", "at the projection onto all rows, by a repair and up to 20 interior-point steps", "up to 20 int"),
+        ("function", "at the projection onto all rows, by up to 20 interior-point steps", "up to 20 int"),
         ("matrix-free", "at the prediction: without matrices", "at the prediction: a projection needs matrices"),
     ],
 )
@@ -225,9 +225,7 @@ def test_the_start(name: str, text: str, auto: str) -> None:
 def test_the_start_beside_functions() -> None:
     y = draw(3, SIZE)
     mixed = sn.Linear(draw(2, SIZE), upper=0.0) & wave()
-    assert sn.explain(mixed, y, start=sn.Nearest(5)).start.startswith(
-        "at the projection onto all rows, by a repair and up to 5"
-    )
+    assert sn.explain(mixed, y, start=sn.Nearest(5)).start.startswith("at the projection onto all rows, by up to 5")
     assert "2 constant rows of 81" in sn.explain(mixed, y, start=sn.Nearest(5), **CG).start
     assert sn.explain(wave(), y, start=sn.Nearest(5), **CG).start.startswith("at the prediction: without matrices")
 

@@ -29,7 +29,8 @@ class L1Ball(LimitedRows):
     Its one row is g(y) <= 0 with g(y) = sum |y - center| - radius inside. Outside it is sqrt(n) times the distance from
     the ball, which is never less than what the sum exceeds the radius by: a tolerance is kept by the sum. Alone, it
     is repaired to the nearest point of the ball, where small differences become 0 (to the tolerance); that is
-    differentiable in y, center and radius except where a difference just becomes 0.
+    differentiable in y, center and radius except where a difference just becomes 0. Beside other rows, a start at the
+    nearest point is exact, too, if there is one ball and no relaxation.
 
     Args:
         center: a number, (n,), (B, n), or a function of x that returns (B, n).

@@ -9,9 +9,10 @@ volatilities. The risk limit is 1.1 times the variance of equal weights. The qua
 without it the optimum jumps from one asset to the next as returns pass each other, since a linear objective has its
 optimum in a corner wherever the risk limit does not bind. Returns, risks and costs are a year's.
 
-The family has two forms. In the form `weights` y = w, and the turnover is an `L1Ball`. In the form `trades`
-$y = (b, s)$, what is bought and what is sold, $w = h + b - s$: all rows are smooth, the least distance in the metric c
-is the objective, and so the projection of a prediction that is linear in x, $(\mu / c, -\mu / c)$, is the optimum.
+The family has two forms, in both of which the objective is, up to a constant, half a squared distance in the metric c:
+the projection of a prediction that is linear in x is the optimum. In the form `weights` y = w, the turnover is an
+`L1Ball`, and the prediction $h + \mu / c$. In the form `trades` $y = (b, s)$, what is bought and what is sold,
+$w = h + b - s$: all rows are smooth, and the prediction is $(\mu / c, -\mu / c)$.
 There $s \le h$ stands for w >= 0, and $b_i^2 + s_i^2$ for $(b_i - s_i)^2$ in cost and risk: the same where no asset is
 both bought and sold, which never pays, and on the safe side elsewhere.
 """

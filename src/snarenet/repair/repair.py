@@ -56,8 +56,9 @@ def repair(
         start: where the steps begin. None: at y, as in the paper. `Nearest(k)`: at the nearest point of the set, or
             close to it, after so many iterations. Where all rows are linear and constant, these are of ADMM, and 20 to
             60 make the result nearly the orthogonal projection. With rows that have diagonal Hessians, or depend on x,
-            they are of an active-set method, 10 to 26; with any others they are interior-point steps from a repaired
-            point, 10 to 20. Then the projection is exact, or, where it was not found, not made. "auto" is
+            they are of an active-set method, 10 to 26; with any others they are interior-point steps, 10 to 20, from
+            a repaired point unless the set is known to be convex. Then the projection is exact, or, where it did not
+            settle, near, or not made. "auto" is
             `Nearest()`, whose numbers are 35, 26 and 20, and begins once more at y for samples that do not reach the
             set from there; it is None with a solver without matrices, and for rows of the last kind where the repair
             is exported (with a warning) or recorded.

@@ -109,7 +109,7 @@ class TestAuto:
         constraints = SETS[kind]()
         inside = sn.repair(constraints, Y, X, tol=1e-9).value.detach()
         monkeypatch.setattr(nearest, "_towards", None)
-        monkeypatch.setattr(smooth, "_nearest", None)
+        monkeypatch.setattr(smooth, "_find", None)
         y = inside.clone().requires_grad_()
         solution = sn.repair(constraints, y, X)
         assert torch.equal(solution.value, inside)

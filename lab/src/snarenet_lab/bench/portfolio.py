@@ -3,7 +3,8 @@
 - Clarabel solves one instance after the other on one core, with the risk by its factors and the turnover lifted; its
   time is that of setting up and solving, without any check.
 - The projection: predictions are returns over costs, a closed form, and the layer starts at the nearest point in the
-  metric of the costs. Nothing is trained: the layer is a batched solver that has gradients.
+  metric of the costs. Nothing is trained: the layer is a batched solver that has gradients. It is given what is bought
+  and sold, and, in a second row, the weights themselves, with the turnover as an `L1Ball`.
 - The network is trained on the objective, and its predictions are repaired without a projection.
 
 Times on a CPU are those of one core, as the process counts them, so that other work on the machine does not matter.
@@ -86,8 +87,9 @@ def _rows(sizes: dict[str, Any], device: torch.device, batch: int, epochs: int) 
     prediction = torch.cat([ideal, -ideal], 1)
     weights = problem.impact.repeat(2)
     add("projection", lambda: _repaired(problem, prediction, x, weights), problem)
+    plain = Portfolio(**sizes, form="weights").to(device)
+    add("projection, on weights", lambda: _repaired(plain, plain.held(x) + ideal, x, plain.impact), plain)
     if epochs:
-        plain = Portfolio(**sizes, form="weights").to(device)
         model = _trained(plain, epochs)
         add("network", lambda: model.solve(x), plain)
     return rows

@@ -4,6 +4,7 @@ from snarenet.constraints.maps.base import Linearization, Map, Pairs, add, cut, 
 from snarenet.constraints.maps.factored import FactoredMap
 from snarenet.constraints.maps.function import FunctionMap
 from snarenet.constraints.maps.l1 import L1BallMap
+from snarenet.constraints.maps.lifted import LiftedMap, lifted
 from snarenet.constraints.maps.linear import IdentityMap, LinearMap
 from snarenet.constraints.maps.quadratic import QuadraticMap
 from snarenet.constraints.maps.scaled import ScaledMap, scaled
@@ -15,6 +16,7 @@ __all__ = [
     "FunctionMap",
     "IdentityMap",
     "L1BallMap",
+    "LiftedMap",
     "LinearMap",
     "Linearization",
     "Map",
@@ -26,6 +28,7 @@ __all__ = [
     "add",
     "cut",
     "gradients",
+    "lifted",
     "scaled",
     "times",
     "transposed_times",

@@ -43,6 +43,14 @@ class FactoredMap(Map):
             self._pattern = self.seen.pattern if covered else self.seen.add((F != 0).any(-1), D, G)
         return self._pattern
 
+    @property
+    def convex(self) -> bool:
+        return bool((self.D >= 0).all())
+
+    def convex_hessian(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        G = (2 * weights).sqrt()[..., None, None] * self.F.mT
+        return 2 * transposed_times(self.D, weights), G.flatten(1, 2)
+
     def _factors(self, v: Tensor) -> Tensor:
         """F_i'v_i for every row i: (B, rows, n) to (B, rows, k)."""
         if self.F.ndim == 3:
@@ -54,7 +62,7 @@ class FactoredMap(Map):
         z = self._factors(v)
         if self.F.ndim == 3:
             return (z.transpose(0, 1) @ self.F.mT).transpose(0, 1) + self.D * v
-        return (self.F @ z.unsqueeze(-1)).squeeze(-1) + self.D * v
+        return (z.unsqueeze(-2) @ self.F.mT).squeeze(-2) + self.D * v
 
     def _for_every_row(self, t: Tensor) -> Tensor:
         """t (B, n) as (B, rows, n)."""

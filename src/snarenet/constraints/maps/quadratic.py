@@ -56,7 +56,7 @@ class QuadraticMap(Map):
             return 2 * self.H * t.unsqueeze(-2)
         if self.H.ndim == 3:  # one product for all rows
             return 2 * (t @ self.H.flatten(0, 1).T).unflatten(1, self.H.shape[:2])
-        return 2 * (self.H @ t[:, None, :, None]).squeeze(-1)
+        return 2 * (t[:, None, None, :] @ self.H).squeeze(-2)
 
     def _form(self, s: Tensor, t: Tensor) -> Tensor:
         """2 s'H_i t for every row i: (B, rows)."""
@@ -91,6 +91,14 @@ class QuadraticMap(Map):
 
     def hessian_diagonal(self, weights: Tensor) -> Tensor:
         return 2 * transposed_times(self.H, weights) if self.diagonal else super().hessian_diagonal(weights)
+
+    @property
+    def convex(self) -> bool:
+        return self.diagonal and bool((self.H >= 0).all())
+
+    def convex_hessian(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        diagonal = self.hessian_diagonal(weights)
+        return diagonal, diagonal.new_empty(len(diagonal), 0, diagonal.shape[1])
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
         return needing_grad(self.H, self.G)

@@ -16,6 +16,9 @@ $$ \begin{pmatrix} W + \Sigma_z + B & J^\top \\ J & -\Sigma_s^{-1} \end{pmatrix}
 one system of a repair's kind, all rows in it. No row comes or goes, so nothing cycles. It starts at a point of the set,
 moved inside by a share of its distance from y; numbers are in units of that distance. Some five steps leave 1e-5 of
 it, and then it is known which rows and variables end at a bound.
+
+Onto a convex set it may start anywhere, and a step has two solves with one factor (Mehrotra): the first aims at
+$\kappa = 0$ and says how far the second may, which allows for the products of changes that the first has left out.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.base import largest
-from snarenet.repair.start.rows import RowsAt, Solved
+from snarenet.constraints.base import largest, residual
+from snarenet.repair.start.rows import RowsAt, System
 from snarenet.repair.start.task import Task
 
 _ROOM = 0.1  # share of the room between two bounds that the start keeps from each, at most
@@ -44,18 +47,18 @@ class Course(NamedTuple):
     Attributes:
         inside: how far from its bounds everything starts, in typical moves.
         first: the first complementarity, in squared distances.
-        last: the last one.
+        last: the last one, and those after it for whom that was too early: bounds may hardly matter.
+        straight: for convex sets: steps of any length, with a second solve.
     """
 
     inside: float
     first: float
-    last: float
+    last: tuple[float, ...]
+    straight: bool = False
 
 
-QUICK = Course(0.03, 0.03, 1e-5)
-CAREFUL = Course(
-    0.3, 1.0, 1e-10
-)  # where bounds that hardly matter, or rows that are nearly dependent, need more digits
+QUICK, CAREFUL = Course(0.03, 0.03, (1e-5,)), Course(0.3, 1.0, (1e-10, 1e-13))
+STRAIGHT = Course(1.0, 1.0, (1e-5, 1e-13), straight=True)
 
 
 class Point(NamedTuple):
@@ -65,11 +68,10 @@ class Point(NamedTuple):
     multipliers: Tensor
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """Samples on their way; bounded quantities are the slacks of m rows, then the n variables.
 
     Attributes:
-        samples: (b,) which they are.
         t: (b, m + n) where they are.
         multipliers: (b, m) of the rows.
         alpha: (b, m + n) of lower bounds, 0 where there is none.
@@ -82,7 +84,6 @@ class _State(NamedTuple):
         unit: (b, 1) the squared distance from y at the start.
     """
 
-    samples: Tensor
     t: Tensor
     multipliers: Tensor
     alpha: Tensor
@@ -94,39 +95,57 @@ class _State(NamedTuple):
     kappa: Tensor
     unit: Tensor
 
+    @property
+    def point(self) -> Point:
+        """Where they are, without slacks."""
+        return Point(self.t[:, self.off.shape[1] :], self.multipliers)
+
+    @property
+    def finite(self) -> Tensor:
+        """(b,) are they numbers?"""
+        return self.t.isfinite().all(1) & self.multipliers.isfinite().all(1)
+
+    def select(self, index: Tensor) -> State:
+        """Some of the samples."""
+        return State(*(tensor[index] for tensor in self))
+
+    def put(self, index: Tensor, others: State) -> State:
+        """The same with these samples in their places."""
+        return State(*(old.index_copy(0, index, new) for old, new in zip(self, others, strict=True)))
+
 
 def share_of(dtype: torch.dtype) -> float:
     """The share of its diagonal that is added to the system of rows that hold exactly: they may be dependent."""
     return torch.finfo(dtype).eps ** 0.6
 
 
-def approach(task: Task, start: Tensor, steps: int, course: Course) -> Point:
-    """Nearly the nearest points, from points (B, n) of the set, after at most so many steps; anything may have failed.
+def approach(task: Task, state: State, steps: int, last: float, straight: bool) -> State:
+    """Nearly the nearest points, after at most so many steps; anything may have failed.
 
-    A sample leaves the batch when it is near enough, or no longer a number.
+    A sample leaves the batch when it is near enough, or before it is no longer a number.
     """
-    state = _begin(task, start, course)
-    z, multipliers = start, torch.zeros_like(task.lower)
+    left, now = torch.arange(len(state.t), device=state.t.device), state
     for _ in range(steps):
-        if not len(state.samples):
-            break
-        state, done = _step(task, state, course.last)
-        rows = task.lower.shape[1]
-        z = z.index_copy(0, state.samples, state.t[:, rows:])
-        multipliers = multipliers.index_copy(0, state.samples, state.multipliers)
+        if not len(left):
+            return state
+        then, (now, done) = now, _step(task, now, last, straight)
         if bool(done.any()):
-            keep = (~done).nonzero().squeeze(1)
-            task, state = task.select(keep), _State(*(tensor[keep] for tensor in state))
-    return Point(z, multipliers)
+            lost = (~now.finite).nonzero().squeeze(1)
+            now = now.put(lost, then.select(lost))
+            leave, keep = done.nonzero().squeeze(1), (~done).nonzero().squeeze(1)
+            state = state.put(left[leave], now.select(leave))
+            left, task, now = left[keep], task.select(keep), now.select(keep)
+    return state.put(left, now)
 
 
-def _begin(task: Task, start: Tensor, course: Course) -> _State:
-    """Everybody inside their bounds."""
-    n, unit = start.shape[1], task.distance(start).unsqueeze(1)
+def begin(task: Task, start: Tensor, course: Course) -> State:
+    """Everybody inside their bounds, from (B, n) points of the set, or anywhere if it is convex."""
+    n, at, value = start.shape[1], task.at(start), task.rows.value(start)
+    off = residual(value, task.lower, task.upper)
+    unit = (task.distance(start) + (off.square() / at.lengths).sum(1)).unsqueeze(1)
     lower, upper = torch.cat([task.lower, task.low], 1), torch.cat([task.upper, task.high], 1)
     pinned = lower == upper
-    value, lengths = task.rows.value(start), task.at(start).lengths
-    typical = (unit / n).sqrt() * torch.cat([lengths.sqrt(), task.weights.rsqrt().expand_as(start)], 1)
+    typical = (unit / n).sqrt() * torch.cat([at.lengths.sqrt(), task.weights.rsqrt().expand_as(start)], 1)
     room = torch.where((upper - lower).isfinite(), upper - lower, torch.inf)
     margin = torch.minimum(course.inside * typical, _ROOM * room)
     t = torch.minimum(torch.maximum(torch.cat([value, start], 1), lower + margin), upper - margin)
@@ -134,61 +153,102 @@ def _begin(task: Task, start: Tensor, course: Course) -> _State:
     lower, upper = torch.where(pinned, -torch.inf, lower), torch.where(pinned, torch.inf, upper)
     bounds = (lower.isfinite().sum(1) + upper.isfinite().sum(1)).clamp(1, n).unsqueeze(1)
     kappa = course.first * unit / bounds
-    samples = torch.arange(len(start), device=start.device)
     alpha, beta = kappa / (t - lower), kappa / (upper - t)
     off = task.rows.value(t[:, -n:]) - t[:, :-n]
-    return _State(samples, t, torch.zeros_like(off), alpha, beta, lower, upper, pinned, off, kappa, unit)
+    return State(t, torch.zeros_like(off), alpha, beta, lower, upper, pinned, off, kappa, unit)
 
 
-def _step(task: Task, state: _State, last: float) -> tuple[_State, Tensor]:
+class _Step(NamedTuple):
+    """What t and the multipliers of lower and of upper bounds change by, and what those of the rows become."""
+
+    dt: Tensor
+    multipliers: Tensor
+    rise: tuple[Tensor, Tensor]
+
+
+def _step(task: Task, state: State, last: float, straight: bool) -> tuple[State, Tensor]:
     """Everybody after one step, and (b,) who is done."""
-    t, kappa, alpha, beta, pinned = state.t, state.kappa, state.alpha, state.beta, state.pinned
-    over, under = t - state.lower, state.upper - t
-    sigma, q = alpha / over + beta / under, kappa / under - kappa / over
-    at = task.at(t[:, task.lower.shape[1] :])
-    dz, multipliers, _ = _direction(task, at, state, sigma, q)
-    rows = multipliers.shape[1]
-    moves = ~pinned[:, :rows] & (sigma[:, :rows] > 0)  # the slack of a row without bounds is nobody's business
-    ds = torch.where(moves, (multipliers - q[:, :rows]) / sigma[:, :rows], 0.0)
-    dt = torch.cat([ds, dz], 1)
-    rise = kappa / over - alpha - alpha / over * dt, kappa / under - beta + beta / under * dt
-    primal = _length(torch.maximum(-dt / over, dt / under))
-    length = (task.weights * dz.square()).sum(1, keepdim=True).sqrt()
-    primal = torch.minimum(primal, _FAR * state.unit.sqrt() / length.clamp(min=torch.finfo(dz.dtype).tiny))
-    dual = _length(torch.maximum(*(torch.where(v > 0, -d / v, 0.0) for v, d in zip((alpha, beta), rise, strict=True))))
-    t, alpha, beta = t + primal * dt, alpha + dual * rise[0], beta + dual * rise[1]
-    pairs = (alpha, t - state.lower), (beta, state.upper - t)
-    products = [torch.where(v > 0, v * gap, 0.0).sum(1, keepdim=True) for v, gap in pairs]
-    left = products[0] + products[1]
-    count = ((alpha > 0).sum(1) + (beta > 0).sum(1)).clamp(min=1).unsqueeze(1)
+    rows, at = task.rows.rows, task.at(state.point.z)
+    system = _System(task, at, state)
+    step = _corrected(system) if straight else system.aim(state.kappa, state.kappa)
+    primal, dual = _lengths(state, step)
+    if straight:
+        primal = dual = torch.minimum(primal, dual)
+    else:
+        length = (task.weights * step.dt[:, rows:].square()).sum(1, keepdim=True).sqrt()
+        primal = torch.minimum(primal, _FAR * state.unit.sqrt() / length.clamp(min=torch.finfo(length.dtype).tiny))
+    state = _moved(state, step, primal, dual)
+    off, left = task.rows.value(state.point.z) - state.t[:, :rows], _left(state)
     aim = (1 - torch.minimum(primal, dual)).square().clamp(_LEAST, _MOST)
-    moved = state.multipliers + primal * (multipliers - state.multipliers)
-    off = task.rows.value(t[:, rows:]) - t[:, :rows]
-    state = state._replace(t=t, multipliers=moved, alpha=alpha, beta=beta, off=off, kappa=aim * left / count)
-    met = largest(torch.where(sigma[:, :rows] > 0, off, 0.0) / at.lengths.sqrt()).unsqueeze(1)
+    met = largest(torch.where(system.sigma[:, :rows] > 0, off, 0.0) / at.lengths.sqrt()).unsqueeze(1)
     near = (left <= last * state.unit) & (met <= last**_MET * state.unit.sqrt()) & (primal > _FREE)
-    return state, near.squeeze(1) | ~(t.isfinite().all(1) & moved.isfinite().all(1))
+    state = state._replace(off=off, kappa=aim * left / _count(state))
+    return state, near.squeeze(1) | ~state.finite
 
 
-def _direction(task: Task, at: RowsAt, state: _State, sigma: Tensor, q: Tensor) -> Solved:
-    """dz and the new multipliers."""
-    rows = task.lower.shape[1]
-    z, pinned, old = at.z, state.pinned, state.multipliers
-    share, most = share_of(z.dtype) * at.lengths, at.lengths / torch.finfo(z.dtype).eps ** 2
-    active = pinned[:, :rows] | (sigma[:, :rows] > 0)
-    damping = torch.where(pinned[:, :rows], share, torch.minimum(1 / sigma[:, :rows], most))
-    inverse = torch.where(pinned[:, rows:], 0.0, 1 / (task.weights + sigma[:, rows:]))
-    saddle = at.saddle(inverse, damping, active, exact=False)
-    slope = task.weights * (z - task.y) + q[:, rows:]
-    # where a row holds exactly the share acts on the change of its multiplier, and moves the solution nowhere
-    shift = damping * torch.where(pinned[:, :rows], old, q[:, :rows])
-    right = torch.where(active, state.off + shift, 0.0)
-    multipliers = saddle.solve(right - saddle.push(inverse * slope))
-    dz = -inverse * (slope + saddle.pull(multipliers))
-    flat = Solved(dz, multipliers, saddle.sound)
-    return saddle.bent(flat, at.curvature(old), _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+def _corrected(system: _System) -> _Step:
+    """A step of Mehrotra's: what one to the bounds would leave of the complementarity says what to aim at."""
+    state, ahead = system.state, system.aim(0.0, 0.0)
+    far = torch.minimum(*_lengths(state, ahead))
+    kappa = _left(_moved(state, ahead, far, far)).square() / (_left(state) * _count(state))
+    return system.aim(kappa - ahead.dt * ahead.rise[0], kappa + ahead.dt * ahead.rise[1])
 
 
-def _length(share: Tensor) -> Tensor:
-    """(b, 1) the longest step, up to 1, that uses no more than most of the room, of which a whole one uses `share`."""
-    return 1 / (share.amax(1, keepdim=True) / _TAKEN).clamp(min=1)
+def _moved(state: State, step: _Step, primal: Tensor, dual: Tensor) -> State:
+    """After steps of these lengths (b, 1); `off` and `kappa` are as before."""
+    alpha, beta = state.alpha + dual * step.rise[0], state.beta + dual * step.rise[1]
+    multipliers = state.multipliers + primal * (step.multipliers - state.multipliers)
+    return state._replace(t=state.t + primal * step.dt, multipliers=multipliers, alpha=alpha, beta=beta)
+
+
+class _System:
+    """The system of a step, factored once."""
+
+    def __init__(self, task: Task, at: RowsAt, state: State) -> None:
+        self.task, self.at, self.state, rows = task, at, state, task.rows.rows
+        self.over, self.under = state.t - state.lower, state.upper - state.t
+        self.sigma = state.alpha / self.over + state.beta / self.under
+        pinned, slack = state.pinned[:, :rows], self.sigma[:, :rows]
+        share, most = share_of(at.z.dtype) * at.lengths, at.lengths / torch.finfo(at.z.dtype).eps ** 2
+        self.active = pinned | (slack > 0)
+        self.damping = torch.where(pinned, share, torch.minimum(1 / slack, most))
+        metric, held = task.weights + self.sigma[:, rows:], state.pinned[:, rows:]
+        self.saddle = at.saddle(System(metric, held, self.damping, self.active, state.multipliers), exact=False)
+
+    def aim(self, low: float | Tensor, high: float | Tensor) -> _Step:
+        """The step to products of these sizes with lower and with upper bounds."""
+        state, over, under, rows = self.state, self.over, self.under, self.task.rows.rows
+        pinned, old, slack = state.pinned[:, :rows], state.multipliers, self.sigma[:, :rows]
+        low, high = low / over, high / under
+        q = high - low
+        slope = self.task.weights * (self.at.z - self.task.y) + q[:, rows:]
+        # where a row holds exactly the share acts on the change of its multiplier, and moves the solution nowhere
+        shift = self.damping * torch.where(pinned, old, q[:, :rows])
+        flat = self.saddle.move(-self.saddle.inverse * slope, torch.where(self.active, state.off + shift, 0.0))
+        dz, multipliers, _ = self.saddle.bent(flat, _PRODUCTS, torch.finfo(slope.dtype).eps ** 0.75)
+        multipliers = multipliers[:, :rows]
+        moves = ~pinned & (slack > 0)  # the slack of a row without bounds is nobody's business
+        dt = torch.cat([torch.where(moves, (multipliers - q[:, :rows]) / slack, 0.0), dz], 1)
+        rise = low - state.alpha - state.alpha / over * dt, high - state.beta + state.beta / under * dt
+        return _Step(dt, multipliers, rise)
+
+
+def _lengths(state: State, step: _Step) -> tuple[Tensor, Tensor]:
+    """(b, 1) the longest steps, up to 1, that use no more than most of the room, of t and of its multipliers."""
+    room = torch.maximum(-step.dt / (state.t - state.lower), step.dt / (state.upper - state.t))
+    pairs = zip((state.alpha, state.beta), step.rise, strict=True)
+    force = torch.maximum(*(torch.where(v > 0, -d / v, 0.0) for v, d in pairs))
+    primal, dual = (1 / (share.amax(1, keepdim=True) / _TAKEN).clamp(min=1) for share in (room, force))
+    return primal, dual
+
+
+def _left(state: State) -> Tensor:
+    """(b, 1) the complementarity that is left: the sum of all multipliers times distances from bounds."""
+    pairs = (state.alpha, state.t - state.lower), (state.beta, state.upper - state.t)
+    low, high = (torch.where(v > 0, v * gap, 0.0).sum(1, keepdim=True) for v, gap in pairs)
+    return low + high
+
+
+def _count(state: State) -> Tensor:
+    """(b, 1) how many bounds there are."""
+    return ((state.alpha > 0).sum(1) + (state.beta > 0).sum(1)).clamp(min=1).unsqueeze(1)

@@ -9,7 +9,8 @@ moves two points apart.
 | a box alone | clipping | the projection |
 | linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
-| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or nothing |
+| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or near it |
+| beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
 
 Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.
 """
@@ -36,6 +37,7 @@ from snarenet.repair.metric import Metric, metric_of
 from snarenet.repair.options import Nearest, Options
 from snarenet.repair.start import active_set, admm, smooth
 from snarenet.repair.start.apart import apart
+from snarenet.repair.start.lifting import ball_of, lift
 from snarenet.repair.stopping import CONVERGED
 from snarenet.solution import RepairWarning, warn
 from snarenet.tracing import capturing, tracing, without_grad
@@ -193,22 +195,53 @@ def _project(
     tol: float,
 ) -> Tensor:
     """The projections of y onto rows of any kind, by `smooth`; it looks at values, so it is never traced."""
-    restore = partial(_restored, memo, metric)
-    return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol)
+    ball = ball_of(instance)
+    if ball is None:
+        restore = partial(_restored, memo, metric)
+        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol)
+    left = smooth.outside(instance, y, tol)
+    if not len(left):
+        return y
+    towards = partial(_project_lifted, memo, ball, weights, iterations)
+    part, predicted = instance.select(left), y[left]
+    found = apart(towards, part, predicted) if y.dtype == torch.float32 else towards(part, predicted)
+    return y.index_copy(0, left, found)
+
+
+def _project_lifted(
+    memo: Memo, ball: int, weights: Tensor | None, iterations: int, instance: Instance, y: Tensor
+) -> Tensor:
+    """The projections of y, all outside, onto a set with an L1 ball, its part of that number."""
+    known = memo.get("lifted", (), Memo)
+    metric = None
+    if weights is not None:
+        weights = weights.repeat(2)
+        metric = metric_of(_plain(y.dtype), known, weights, len(weights))
+    lifted = lift(instance, ball, y)
+    restore = partial(_restored, known, metric)
+    found = smooth.project(lifted.instance, lifted.y, iterations, weights, restore, sparse=False)
+    return lifted.back(found, y)
 
 
 def slide(instance: Instance, y: Tensor, start: Tensor, reached: Tensor, weights: Tensor | None) -> Tensor:
     """The nearest points to y (B, n), all outside, sought from where some reached the set; y where none was found."""
     some = reached.nonzero().squeeze(1)
+    if ball_of(instance) is not None:  # the points are not ones of buys and sells
+        return y
     known = start.detach()[some], torch.ones_like(some, dtype=torch.bool)
     steps, sparse = _ITERATIONS["smooth"], sparse_suits(instance)
     found = smooth.project(instance.select(some), y[some], steps, weights, lambda *_: known, sparse)
     return y.index_copy(0, some, found)
 
 
+def _plain(dtype: torch.dtype) -> Options:
+    """Those of a repair that leads to a point of the set, in a precision."""
+    return Options(tol=max(Options.tol, torch.finfo(dtype).eps ** 0.75), dtype=dtype)
+
+
 def _restored(memo: Memo, metric: Metric | None, instance: Instance, y: Tensor) -> tuple[Tensor, Tensor]:
     """Where a plain repair leads, by steps in the metric, and (B,) whether it reached the set."""
-    options, units, first = Options(tol=max(Options.tol, torch.finfo(y.dtype).eps ** 0.75), dtype=y.dtype), None, y
+    options, units, first = _plain(y.dtype), None, y
     if metric is not None:
         memo, units, first = metric.memo, metric.units, metric.into(y)
         instance, options = instance._replace(map=metric.map(instance.map)), metric.stricter(options)
@@ -251,8 +284,8 @@ def describe(chosen: Plan, map: Map) -> str:
         )
     if chosen.method == "smooth":
         return (
-            f"at the projection onto all rows, by a repair and up to {chosen.iterations} interior-point steps from "
-            f"there: {chosen.why}"
+            f"at the projection onto all rows, by up to {chosen.iterations} interior-point steps, from a repaired "
+            f"point unless the set is known to be convex: {chosen.why}"
         )
     rows = sum(part.rows for part in map.parts if part.constant)
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"

@@ -1,14 +1,16 @@
 r"""`RowsAt`: rows to first order at one z, and the saddle-point systems made of them.
 
-With the metric as a diagonal $\Omega$ ($\Omega_i^{-1} = 0$ for a variable that is held), the damping $\delta$ of each
-row and the curvature $B = \sum_i \mu_i \nabla^2 g_i(z)$, a `Saddle` solves
+With the metric as a diagonal $\Omega$ (variables may be held: $d_i$ is given), the damping $\delta$ of each row and the
+curvature $\sum_i \mu_i \nabla^2 g_i(z) = D + G^\top G + B$, a `Saddle` solves
 
-$$ \begin{pmatrix} \Omega + B & J^\top \\ J & -\mathrm{diag}(\delta) \end{pmatrix}
-   \begin{pmatrix} d \\ \eta \end{pmatrix} = \begin{pmatrix} a \\ b \end{pmatrix}: $$
+$$ \begin{pmatrix} \Omega + D + B & J^\top & G^\top \\ J & -\mathrm{diag}(\delta) & \\ G & & -I \end{pmatrix}
+   \begin{pmatrix} d \\ \eta \\ \zeta \end{pmatrix} = \begin{pmatrix} a \\ b \\ 0 \end{pmatrix}. $$
 
-without B by a factor of $J \Omega^{-1} J^\top + \mathrm{diag}(\delta)$, the system of a repair's step; with it by
-conjugate gradients that this factor preconditions, so that B is known by its products alone and few are needed where
-the set is near in sizes of its radii of curvature.
+D, a diagonal, and G, a few rows, are the curvature of *bowls*: convex rows with an upper bound alone whose Hessians are
+known by factors. G stands below J like further rows. Without B one factor of
+$J (\Omega + D)^{-1} J^\top + \mathrm{diag}(\delta)$ solves the system, a repair's; B, of all other rows, is known by
+its products alone, and conjugate gradients that this factor preconditions need few of them where the set is near in
+sizes of its radii of curvature.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from snarenet.constraints.maps import Map, times, transposed_times
 from snarenet.constraints.sparsity import Pattern
@@ -34,11 +37,12 @@ class RowsAt:
         z: (B, n) where.
         weights: (n,) the metric.
         sparse: keep J on its pattern.
+        bowls: for every part of the map whether it is a bowl; none of them is if J is on its pattern.
     """
 
-    def __init__(self, map: Map, z: Tensor, weights: Tensor, sparse: bool) -> None:
+    def __init__(self, map: Map, z: Tensor, weights: Tensor, sparse: bool, bowls: tuple[bool, ...]) -> None:
         linear = map.linearize(z)
-        self.map, self.z, self.weights = map, z, weights
+        self.map, self.z, self.weights, self.bowls = map, z, weights, bowls
         if sparse:
             self.values, self.pattern = linear.values, linear.pattern  # in this order: it may widen the pattern
             assert self.pattern is not None
@@ -49,7 +53,7 @@ class RowsAt:
     def lengths(self) -> Tensor:
         """(B, m) squared lengths of the rows in the metric, J W^-1 J' at its diagonal; positive."""
         if self.pattern is None:
-            squares = (self.values.square() / self.weights).sum(-1)
+            squares = self.values.square() @ (1 / self.weights)
         else:
             column = self.pattern.on(self.z.device)[1]
             squares = self.pattern.row_sums(self.values.square() / self.weights[column])
@@ -61,23 +65,46 @@ class RowsAt:
             return transposed_times(self.values, multipliers)
         return self.pattern.transposed_times(self.values, multipliers)
 
-    def saddle(self, inverse: Tensor, damping: Tensor, active: Tensor, exact: bool) -> Saddle:
-        """The systems with inverse metric (B, n), damping (B, m) and the active rows (B, m).
+    def saddle(self, system: System, exact: bool) -> Saddle:
+        """A system, factored.
 
         An exact one divides by no damping: the primal form of a sparse system, which does, has half of the digits.
         """
+        metric, held, damping, active, multipliers = system
         damping = torch.where(active, damping, 1.0)
+        pieces = list(zip(self.map.parts, multipliers.split([part.rows for part in self.map.parts], 1), strict=True))
+        rest = [piece for piece, bowl in zip(pieces, self.bowls, strict=True) if not bowl]
+        B = Curvature(rest, self.z)
         normal = None if self.pattern is None else _dual(self.pattern) if exact else sparse_normal(self.pattern)
         if normal is not None:
-            return Saddle(_Sparse(normal.factor(self.values, damping, inverse, active)), inverse)
+            inverse = torch.where(held, 0.0, 1 / metric)
+            return Saddle(_Sparse(normal.factor(self.values, damping, inverse, active)), inverse, B)
         J = self.values if self.pattern is None else self.pattern.dense(self.values)
-        J = torch.where(active.unsqueeze(2), J, 0.0)
-        system = add_to_diagonal((J * inverse.unsqueeze(1)) @ J.mT, damping)
-        return Saddle(_Dense(J, *cholesky_ex(system)), inverse)
+        rows = [J]
+        for part, own in (piece for piece, bowl in zip(pieces, self.bowls, strict=True) if bowl):
+            hessian = part.convex_hessian(own.clamp(min=0))  # below 0 on the way there, never at the end
+            assert hessian is not None
+            metric, rows = metric + hessian[0], [*rows, hessian[1]]
+        inverse = torch.where(held, 0.0, 1 / metric)
+        return Saddle(_dense(torch.cat(rows, 1) if len(rows) > 1 else J, inverse, damping, active), inverse, B)
 
-    def curvature(self, multipliers: Tensor) -> Curvature:
-        """B for multipliers (B, m)."""
-        return Curvature(self.map, self.z, multipliers)
+
+class System(NamedTuple):
+    """What a saddle-point system is made of, beside J.
+
+    Attributes:
+        metric: (B, n) Omega.
+        held: (B, n) the variables that are held.
+        damping: (B, m) delta.
+        active: (B, m) the rows that are in it.
+        multipliers: (B, m) those of the curvature.
+    """
+
+    metric: Tensor
+    held: Tensor
+    damping: Tensor
+    active: Tensor
+    multipliers: Tensor
 
 
 @lru_cache(maxsize=64)
@@ -91,9 +118,10 @@ def _dual(pattern: Pattern) -> SparseNormal | None:
 
 
 class _Dense(NamedTuple):
-    """J of the active rows, zero elsewhere, and the Cholesky factor of the system."""
+    """J and below it G, which of these rows are in the system, and its Cholesky factor."""
 
     J: Tensor
+    used: Tensor
     factor: Tensor
     info: Tensor
 
@@ -101,10 +129,18 @@ class _Dense(NamedTuple):
         return triangular_solve(self.factor, rhs)
 
     def push(self, v: Tensor) -> Tensor:
-        return times(self.J, v)
+        return torch.where(self.used, times(self.J, v), 0.0)
 
     def pull(self, w: Tensor) -> Tensor:
         return transposed_times(self.J, w)
+
+
+def _dense(J: Tensor, inverse: Tensor, damping: Tensor, active: Tensor) -> _Dense:
+    """The system of J (B, m + k, n), whose last k rows are those of G."""
+    more = J.shape[1] - damping.shape[1]
+    used, diagonal = pad(active, (0, more), value=True), pad(damping, (0, more), value=1.0)
+    system = torch.where(used.unsqueeze(1) & used.unsqueeze(2), (J * inverse.unsqueeze(1)) @ J.mT, 0.0)
+    return _Dense(J, used, *cholesky_ex(add_to_diagonal(system, diagonal)))
 
 
 class _Sparse(NamedTuple):
@@ -127,14 +163,13 @@ class _Sparse(NamedTuple):
 
 
 class Curvature:
-    """v -> B v, by a second pass through the gradient of <multipliers, g>, which is kept."""
+    """v -> B v for parts and their multipliers, by a second pass through the gradient of <multipliers, g>."""
 
-    def __init__(self, map: Map, z: Tensor, multipliers: Tensor) -> None:
+    def __init__(self, pieces: list[tuple[Map, Tensor]], z: Tensor) -> None:
         self.z = z.detach().requires_grad_()
-        pieces = multipliers.detach().split([part.rows for part in map.parts], 1)
-        bent = [(part, piece) for part, piece in zip(map.parts, pieces, strict=True) if not part.linear]
+        bent = [(part, own.detach()) for part, own in pieces if not part.linear]
         with torch.enable_grad():
-            terms = [(piece * part.value(self.z)).sum() for part, piece in bent]
+            terms = [(own * part.value(self.z)).sum() for part, own in bent]
             total = torch.stack(terms).sum() if terms else self.z.new_zeros(())
             slope = torch.autograd.grad(total, self.z, create_graph=True, allow_unused=True) if terms else (None,)
         self.slope = slope[0]
@@ -157,7 +192,7 @@ class Solved(NamedTuple):
 
     Attributes:
         d: (B, n).
-        multipliers: (B, m).
+        multipliers: (B, m + k) eta and zeta.
         convex: (B,) false where a direction was met that the curvature bends down.
     """
 
@@ -171,32 +206,42 @@ class Saddle:
 
     Args:
         factor: dense or on the pattern.
-        inverse: (B, n) the inverse metric, 0 for variables that are held.
+        inverse: (B, n) the inverse of the metric with D, 0 for variables that are held.
+        B: the curvature that is not in the factor.
     """
 
-    def __init__(self, factor: _Dense | _Sparse, inverse: Tensor) -> None:
-        self.factor, self.inverse = factor, inverse
+    def __init__(self, factor: _Dense | _Sparse, inverse: Tensor, B: Curvature) -> None:
+        self.factor, self.inverse, self.B = factor, inverse, B
         self.sound = factor.info == 0  # (B,) false where there is no factor
         self.solve, self.push, self.pull = factor.solve, factor.push, factor.pull
 
-    def split(self, a: Tensor, refined: bool = False) -> tuple[Tensor, Tensor]:
-        """(d, eta) for (a, 0) without curvature; refined, it is that of rows without damping, to first order."""
+    def move(self, t: Tensor, off: Tensor) -> Solved:
+        """The solution without B, where t (B, n) is d without rows, and J d = delta eta - off, (B, m)."""
+        right = self.push(t)
+        eta = self.solve(right + pad(off, (0, right.shape[1] - off.shape[1])))
+        return Solved(t - self.inverse * self.pull(eta), eta, self.sound)
+
+    def split(self, a: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
+        """(d, eta) for (a, 0) without B; refined, if it is said how many rows J has: without damping to first order."""
         eta = self.solve(self.push(self.inverse * a))
-        if refined:
-            eta = eta + self.solve(self.push(self.inverse * (a - self.pull(eta))))
+        if rows is not None:
+            left = self.push(self.inverse * (a - self.pull(eta)))
+            left[:, rows:] -= eta[:, rows:]
+            eta = eta + self.solve(left)
         return self.inverse * (a - self.pull(eta)), eta
 
-    def bent(self, solved: Solved, B: Curvature, products: int, small: float, refined: bool = False) -> Solved:
+    def bent(self, solved: Solved, products: int, small: float, rows: int | None = None) -> Solved:
         """The solution with curvature, from the one without, by at most so many products with B.
 
         A sample stops where the squared residual, in the inverse metric, is `small` beside the first one, and where a
-        direction p leaves no more than a hundredth of the metric: p'(Omega + B) p.
+        direction p leaves no more than a hundredth of the metric: p'(Omega + D + G'G + B) p.
         """
-        if B.flat or not products:
+        if self.B.flat or not products:
             return solved
         d, multipliers, convex = solved
+        B = self.B
         r = B(d)
-        step, eta = self.split(r, refined)
+        step, eta = self.split(r, rows)
         p, image, lift = -step, torch.where(self.inverse > 0, -r, 0.0), -eta
         size = first = _dot(r, step)
         going = size > 0
@@ -209,7 +254,7 @@ class Saddle:
                 break
             far = torch.where(going, size / torch.where(going, bend, 1.0), 0.0)
             d, multipliers, r = d + far * p, multipliers + far * lift, r + far * (image + Bp)
-            step, eta = self.split(r, refined)
+            step, eta = self.split(r, rows)
             now = torch.where(going, _dot(r, step), size)
             turn = torch.where(going, now / torch.where(going, size, 1.0), 0.0)
             p, lift = turn * p - step, turn * lift - eta

@@ -3,17 +3,19 @@ r"""`project`: the nearest point of any smooth set: repaired, then approached fr
 $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
    W (z - y) + J(z)^\top \mu = 0. $$
 
-1. A repair leads to a point of the set.
+1. A repair leads to a point of the set; not if the set is known to be convex, where nothing depends on the start.
 2. Interior-point steps (`interior.py`) lead from there nearly to the nearest point.
 3. Newton's method leads on to all digits. Rows and variables are held at their bounds by a primal-dual active set: an
    equality, a row with $\mu_i + (g_i - u_i) / J_i W^{-1} J_i^\top > 0$ (or < 0 with $l_i$), a variable that
    $y - W^{-1} J^\top \mu$ puts beyond its bound.
 
 What comes back is a fixed point of the third, which obeys the conditions of optimality, in the set, without a direction
-that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
-caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction.
+that was seen to lead to nearer points, and no farther from y than the repaired point. Where none was found it is the
+last point of the search, if a repair leads from there to a nearer point of the set than from y; else y itself, from
+where the caller's repair finds what it finds without any of this. So nothing is worse than the repair alone.
 
-The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
+The gradient is the implicit one, at a point that has not settled that of the rows it takes for active. With a cotangent
+v of z, the rows A in use, the held variables F and
 $H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
 
 $$ \begin{pmatrix} H & J_A^\top \\ J_A & 0 \end{pmatrix} \begin{pmatrix} p \\ \eta \end{pmatrix} =
@@ -32,16 +34,18 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
-from snarenet.constraints.maps import FunctionMap, Map
+from snarenet.constraints.maps import FunctionMap, IdentityMap, LiftedMap, Map
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
-from snarenet.repair.start.interior import CAREFUL, QUICK, Course, Point, share_of
-from snarenet.repair.start.rows import RowsAt, Saddle, Solved
+from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Point, share_of
+from snarenet.repair.start.rows import RowsAt, Saddle, Solved, System
 from snarenet.repair.start.task import Task, box_of
 
 _SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
 _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
+_ENTRIES = 160_000  # of dense Jacobians that are on their way at once on a CPU: few enough for its cache
+_FEWEST = 50  # samples, below which the calls themselves take their time
 _ROUNDING = 1e-9  # share of a squared distance that is nothing
 _EXCUSED = 4.0  # times the first-order change of half the squared distance that a tolerance makes
 
@@ -57,7 +61,9 @@ def project(
     sparse: bool,
     tol: float = 0.0,
 ) -> Tensor:
-    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
+    """The nearest points (B, n) to y, or near them; y itself where no nearer one than a repair's was found.
+
+    Differentiable in y, the bounds and the data of the set.
 
     Args:
         instance: the constraints.
@@ -68,9 +74,7 @@ def project(
         sparse: solve systems on the pattern of the rows.
         tol: the violation up to which y itself will do.
     """
-    with torch.no_grad():
-        violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
-        left = (~(violation <= tol)).nonzero().squeeze(1)
+    left = outside(instance, y, tol)
     if not len(left) or not _differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
@@ -79,11 +83,19 @@ def project(
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
+def outside(instance: Instance, y: Tensor, tol: float) -> Tensor:
+    """(k,) the samples that break a row by more than the tolerance."""
+    with torch.no_grad():
+        violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
+    return (~(violation <= tol)).nonzero().squeeze(1)
+
+
 def _differentiable(map: Map, y: Tensor) -> bool:
     """Do all rows have second derivatives? Functions that come with a Jacobian may be written without torch."""
     with torch.enable_grad():
         leaf = y.detach().requires_grad_()
-        given = (part for part in map.parts if isinstance(part, FunctionMap) and part.given_jacobian is not None)
+        pairs = ((part, part.inner if isinstance(part, LiftedMap) else part) for part in map.parts)
+        given = (part for part, own in pairs if isinstance(own, FunctionMap) and own.given_jacobian is not None)
         return all(part.value(leaf).requires_grad for part in given)
 
 
@@ -122,30 +134,78 @@ class _Project(torch.autograd.Function):
 
 
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
-    """(k,) the samples whose nearest point was found, and these points."""
-    left = recipe.left
+    """(k,) the samples whose nearest point was found, or nearly so, and these points."""
+    rows = sum(part.rows for part in instance.map.parts if not isinstance(part, IdentityMap))
+    whole = recipe.sparse or y.device.type != "cpu"
+    most = len(y) if whole else max(_FEWEST, _ENTRIES // max(1, rows * y.shape[1]))
+    found = [_find_some(recipe, instance, y, some) for some in recipe.left.split(most)]
+    if len(found) == 1:
+        return found[0]
+    samples, points = zip(*found, strict=True)
+    return torch.cat(samples), Point(*(torch.cat(tensors) for tensors in zip(*points, strict=True)))
+
+
+def _find_some(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
+    """The same of some samples."""
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
+    if not task.convex:
+        return _from_repaired(recipe, instance, y, left)
+    clipped = torch.minimum(torch.maximum(task.y, task.low), task.high)
+    point, good = _search(task, clipped, recipe.iterations, STRAIGHT)
+    if bool(good.all()):
+        return left, point
+    others, other = _from_repaired(recipe, instance, y, left[~good])
+    both = (torch.cat([one[good], two]) for one, two in zip(point, other, strict=True))
+    return torch.cat([left[good], others]), Point(*both)
+
+
+def _from_repaired(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
+    """The same for some samples, from where a repair leads."""
     start, reached = recipe.restore(instance.select(left), y[left])
     left, start = left[reached], start[reached]
-    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
-    point, good = _nearest(task, start, recipe.iterations, QUICK)
+    part = instance.select(left)
+    task = Task.of(part, y[left], recipe.metric, recipe.sparse)
+    point, good = _search(task, start, recipe.iterations, QUICK)
+    good = good & _nearer(task, point, start)
     again = (~good).nonzero().squeeze(1)
     if len(again):
-        other, found = _nearest(task.select(again), start[again], recipe.iterations, CAREFUL)
+        rest, begun = task.select(again), start[again]
+        other, found = _search(rest, begun, recipe.iterations, CAREFUL)
+        found = found & _nearer(rest, other, begun)
+        # from where nothing has settled a repair may still lead to a nearer point than from y
+        end, kept = recipe.restore(part.select(again), other.z)
+        found = found | (kept & other.multipliers.isfinite().all(1) & (rest.distance(end) < rest.distance(begun)))
         point = Point(*(old.index_copy(0, again, new) for old, new in zip(point, other, strict=True)))
         good = good.index_copy(0, again, found)
     return left[good], Point(*(tensor[good] for tensor in point))
 
 
-def _nearest(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
-    """Where a search leads from points of the set, and (B,) whether that is a nearest point, and nearer than these."""
-    point, settled = _settle(task, interior.approach(task, start, steps, course))
+def _search(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Point, Tensor]:
+    """Where a search leads from points of the set, or from anywhere, and (B,) whether that is a nearest point."""
+    state = interior.begin(task, start, course)
+    point, good = state.point, torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    left = torch.arange(len(start), device=start.device)
+    for last in course.last:
+        if not len(left):
+            break
+        part = task.select(left)
+        state = interior.approach(part, state, steps, last, course.straight)
+        found, settled = _settle(part, state.point)
+        point = Point(*(old.index_copy(0, left, new) for old, new in zip(point, found, strict=True)))
+        good = good.index_copy(0, left, settled)
+        rest = (~settled).nonzero().squeeze(1)
+        left, state = left[rest], state.select(rest)
+    return point, good
+
+
+def _nearer(task: Task, point: Point, start: Tensor) -> Tensor:
+    """(B,) whether a point is no farther from y than the start."""
     # a start that breaks rows within the tolerance may be nearer, to first order by its multipliers times that
     rows = residual(task.rows.value(start), task.lower, task.upper)
     box = residual(start, task.low, task.high)
     force = task.weights * (task.y - point.z)
     excuse = (point.multipliers * rows).abs().sum(1) + (force * box).abs().sum(1)
-    limit = task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
-    return point, settled & (task.distance(point.z) <= limit)
+    return task.distance(point.z) <= task.distance(start) * (1 + _ROUNDING) + _EXCUSED * excuse
 
 
 def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
@@ -188,25 +248,26 @@ def _active(task: Task, at: RowsAt, value: Tensor, multipliers: Tensor) -> _Acti
     return _Active(above, below, high, ~high & (center < task.low))
 
 
-def _saddle(task: Task, at: RowsAt, active: _Active) -> tuple[Saddle, Tensor]:
+def _saddle(task: Task, at: RowsAt, active: _Active, multipliers: Tensor) -> tuple[Saddle, Tensor]:
     """The system of the rows and variables that are held, and (B, m) its damping."""
-    damping = share_of(at.z.dtype) * at.lengths
-    inverse = torch.where(active.high | active.low, 0.0, 1 / task.weights)
-    return at.saddle(inverse, damping, active.above | active.below, exact=True), damping
+    damping, rows = share_of(at.z.dtype) * at.lengths, active.above | active.below
+    system = System(task.weights.expand_as(at.z), active.high | active.low, damping, rows, multipliers)
+    return at.saddle(system, exact=True), damping
 
 
 def _newton(task: Task, point: Point) -> Solved:
     """One step: what z moves by, and the next multipliers."""
     z, at, value = point.z, task.at(point.z), task.rows.value(point.z)
     active = _active(task, at, value, point.multipliers)
-    saddle, damping = _saddle(task, at, active)
     multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
+    saddle, damping = _saddle(task, at, active, multipliers)
     off = torch.where(active.above, value - task.upper, torch.where(active.below, value - task.lower, 0.0))
-    target = torch.where(active.high, task.high, torch.where(active.low, task.low, task.y))
+    free = saddle.inverse * task.weights * (task.y - z)
+    move = torch.where(active.high, task.high - z, torch.where(active.low, task.low - z, free))
     # the share acts on the change of the multipliers, so that rows are met exactly in the end
-    found = saddle.solve(off + saddle.push(target - z) + damping * multipliers)
-    flat = Solved(target - z - saddle.inverse * saddle.pull(found), found, saddle.sound)
-    return saddle.bent(flat, at.curvature(multipliers), _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+    flat = saddle.move(move, off + damping * multipliers)
+    step = saddle.bent(flat, _PRODUCTS, torch.finfo(z.dtype).eps ** 0.75)
+    return step._replace(multipliers=step.multipliers[:, : task.rows.rows])
 
 
 class _Pulled(NamedTuple):
@@ -224,11 +285,12 @@ def _pull_back(task: Task, point: Point, v: Tensor, wanted: tuple[Tensor, ...]) 
     """The implicit gradient at nearest points, for their cotangent v (B, n)."""
     z, at = point.z, task.at(point.z)
     active = _active(task, at, task.rows.value(z), point.multipliers)
-    saddle, _ = _saddle(task, at, active)
-    multipliers = torch.where(active.above | active.below, point.multipliers, 0.0)
-    B, flat = at.curvature(multipliers), Solved(*saddle.split(v, refined=True), saddle.sound)
-    p, eta, _ = saddle.bent(flat, B, _ADJOINT, torch.finfo(z.dtype).eps ** 1.5, refined=True)
-    left = v - B(p) - saddle.pull(eta)  # what a variable that is held passes on to its bound
+    multipliers, rows = torch.where(active.above | active.below, point.multipliers, 0.0), task.rows.rows
+    saddle, _ = _saddle(task, at, active, multipliers)
+    flat = Solved(*saddle.split(v, rows), saddle.sound)
+    p, eta, _ = saddle.bent(flat, _ADJOINT, torch.finfo(z.dtype).eps ** 1.5, rows)
+    left = v - saddle.B(p) - saddle.pull(eta)  # what a variable that is held passes on to its bound
+    eta = eta[:, :rows]
     tensors = [None if t is None else -t for t in task.rows.pullback(z, [(multipliers, p)], eta, wanted)[1:]]
     held = (torch.where(active.below, eta, 0.0), torch.where(active.above, eta, 0.0))
     box = (torch.where(active.low, left, 0.0), torch.where(active.high, left, 0.0))

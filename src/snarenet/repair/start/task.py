@@ -24,6 +24,7 @@ class Task(NamedTuple):
         y: (B, n) the predictions.
         weights: (n,) the diagonal of W.
         sparse: are systems on the pattern of the rows?
+        bowls: for every part of the rows: are they convex, with an upper bound alone, their Hessians in the systems?
     """
 
     rows: Map
@@ -34,6 +35,7 @@ class Task(NamedTuple):
     y: Tensor
     weights: Tensor
     sparse: bool
+    bowls: tuple[bool, ...]
 
     @staticmethod
     def of(instance: Instance, y: Tensor, weights: Tensor, sparse: bool) -> Task:
@@ -46,16 +48,25 @@ class Task(NamedTuple):
         if lower[0] is not None and upper[0] is not None:
             low, high = lower[0], upper[0]
         rows = StackedMap([part for i, part in enumerate(parts) if i != box])
-        return Task(rows, lower[1], upper[1], low, high, y, weights, sparse)
+        bowls = tuple(
+            not (sparse or part.linear) and part.convex and bool(bound.isneginf().all())
+            for part, bound in zip(rows.parts, lower[1].split(rows.sizes, 1), strict=True)
+        )
+        return Task(rows, lower[1], upper[1], low, high, y, weights, sparse, bowls)
+
+    @property
+    def convex(self) -> bool:
+        """Is the set known to be convex?"""
+        return all(part.linear or bowl for part, bowl in zip(self.rows.parts, self.bowls, strict=True))
 
     def select(self, index: Tensor) -> Task:
         """Some of the samples."""
         lower, upper, low, high, y = (tensor[index] for tensor in self[1:6])
-        return Task(self.rows.select(index), lower, upper, low, high, y, self.weights, self.sparse)
+        return Task(self.rows.select(index), lower, upper, low, high, y, *self[6:])
 
     def at(self, z: Tensor) -> RowsAt:
         """The rows to first order at z."""
-        return RowsAt(self.rows, z, self.weights, self.sparse)
+        return RowsAt(self.rows, z, self.weights, self.sparse, self.bowls)
 
     def distance(self, z: Tensor) -> Tensor:
         """(B,) the squared distance to y."""
