@@ -71,7 +71,7 @@ def project(
     with torch.no_grad():
         violation = largest(residual(instance.map.value(y), instance.lower, instance.upper))
         left = (~(violation <= tol)).nonzero().squeeze(1)
-    if not len(left) or not _differentiable(instance.select(left[:1]).map, y[left[:1]]):
+    if not len(left) or not differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
     tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
@@ -79,7 +79,7 @@ def project(
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
-def _differentiable(map: Map, y: Tensor) -> bool:
+def differentiable(map: Map, y: Tensor) -> bool:
     """Do all rows have second derivatives? Functions that come with a Jacobian may be written without torch."""
     with torch.enable_grad():
         leaf = y.detach().requires_grad_()
