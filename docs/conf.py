@@ -86,11 +86,6 @@ def _list_parts(app, page, source):
         source[0] += f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{PARTS[page]}\n```\n"
 
 
-def _is_welcome(record):
-    return "toctree glob pattern" not in str(record.msg)  # a part of the site that has no page yet
-
-
 def setup(app):
     """What is no setting."""
     app.connect("source-read", _list_parts)
-    logging.getLogger("sphinx.sphinx.directives.other").addFilter(_is_welcome)

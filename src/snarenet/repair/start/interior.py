@@ -128,7 +128,7 @@ def approach(task: Task, state: State, steps: int, last: float, straight: bool) 
     for _ in range(steps):
         if not len(left):
             return state
-        then, (now, done) = now, _step(task, now, last, straight)
+        then, (now, done) = now, step(task, now, last, straight)
         if bool(done.any()):
             lost = (~now.finite).nonzero().squeeze(1)
             now = now.put(lost, then.select(lost))
@@ -166,7 +166,7 @@ class _Step(NamedTuple):
     rise: tuple[Tensor, Tensor]
 
 
-def _step(task: Task, state: State, last: float, straight: bool) -> tuple[State, Tensor]:
+def step(task: Task, state: State, last: float, straight: bool) -> tuple[State, Tensor]:
     """Everybody after one step, and (b,) who is done."""
     rows, at = task.rows.rows, task.at(state.point.z)
     system = _System(task, at, state)

@@ -75,7 +75,7 @@ def project(
         tol: the violation up to which y itself will do.
     """
     left = outside(instance, y, tol)
-    if not len(left) or not _differentiable(instance.select(left[:1]).map, y[left[:1]]):
+    if not len(left) or not differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
     tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
@@ -90,7 +90,7 @@ def outside(instance: Instance, y: Tensor, tol: float) -> Tensor:
     return (~(violation <= tol)).nonzero().squeeze(1)
 
 
-def _differentiable(map: Map, y: Tensor) -> bool:
+def differentiable(map: Map, y: Tensor) -> bool:
     """Do all rows have second derivatives? Functions that come with a Jacobian may be written without torch."""
     with torch.enable_grad():
         leaf = y.detach().requires_grad_()
