@@ -63,6 +63,24 @@ class TestDescent:
         found = descend(lambda y, x: 0.0 * y.sum(1), sn.Box(-9.0, 9.0), y, None, torch.ones_like(y[0]))
         assert torch.equal(found, y)
 
+    def test_too_much_work_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        y, slope = 0.1 * draw(3, 4), draw(3, 4, seed=1)
+        ball = sn.Quadratic(torch.eye(4, dtype=torch.float64).unsqueeze(0), upper=1.0)
+        asked = (lambda y, x: (y * x).sum(1)), ball, y, slope, torch.ones_like(y[0])
+        assert not torch.equal(descend(*asked), y)
+        monkeypatch.setattr("snarenet.optimum.descent._WORK", 0.0)
+        assert torch.equal(descend(*asked), y)
+
+    def test_rows_without_second_derivatives_are_left(self) -> None:
+        y = 0.1 * draw(3, 4)
+        known = sn.Nonlinear(
+            lambda y, x: y.detach().square().sum(1, keepdim=True),
+            1,
+            upper=1.0,
+            jacobian=lambda y, x: 2 * y.unsqueeze(1),
+        )
+        assert torch.equal(descend(lambda y, x: y.sum(1), known, y, None, torch.ones_like(y[0])), y)
+
     def test_samples_do_without_each_other(self) -> None:
         """One that is no number leaves the others alone."""
         units = torch.full((4,), 0.1, dtype=torch.float64)

@@ -54,23 +54,26 @@ def descend(objective: Objective, constraints: Constraints, start: Tensor, x: An
     work = _STEPS * len(start) * instance.map.rows**2 * (instance.map.rows / 3 + start.shape[1])
     if not size > 0 or not differentiable(instance.map, start[:1]) or (work > _WORK and not sparse):
         return start
-    plain = size / units.square()
-    task, state, floor = Task.of(instance, start, plain, sparse), None, None
-    z, bend = start, plain
+    plain, bend = size / units.square(), slope.bound(units)
+    task = _aimed(Task.of(instance, start, plain, sparse), start, slope, plain + bend)
+    state = interior.begin(task, start, _COURSE)
+    floor = _LAST * state.kappa
+    state = state._replace(unit=torch.full_like(state.unit, torch.inf))  # no limit on the length of steps
     for k in range(_STEPS):
+        z = state.point.z
         slope = Slope(objective, z, x)
-        bend = bend if k % _AGAIN else slope.bound(units)
-        weights = _share(k) * plain + bend
-        task = task._replace(y=z - slope.value / weights, weights=weights)
-        if state is None or floor is None:
-            state = interior.begin(task, start, _COURSE)
-            state, floor = state._replace(unit=torch.full_like(state.unit, torch.inf)), _LAST * state.kappa
-        state, _ = interior.step(task, state, 0.0, straight=False)
+        bend = slope.bound(units) if k % _AGAIN == _AGAIN - 1 else bend
+        state, _ = interior.step(_aimed(task, z, slope, _share(k) * plain + bend), state, 0.0, straight=False)
         state = state._replace(kappa=state.kappa.maximum(floor))
-        before, z = z, state.point.z
-        if not bool(((z - before).abs() > _STILL * units).any()):
+        if not bool(((state.point.z - z).abs() > _STILL * units).any()):
             break
-    return torch.where(z.isfinite().all(1, keepdim=True), z, start)
+    found = state.point.z
+    return torch.where(found.isfinite().all(1, keepdim=True), found, start)
+
+
+def _aimed(task: Task, z: Tensor, slope: Slope, weights: Tensor) -> Task:
+    """The task whose force at z is the gradient of the objective."""
+    return task._replace(y=z - slope.value / weights, weights=weights)
 
 
 def _share(step: int) -> float:
