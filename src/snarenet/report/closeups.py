@@ -43,7 +43,7 @@ def closeups(arrays: Arrays, tol: float) -> str:
     """
     known = np.isfinite(arrays["closeup_multiplier"]).any()
     data = json.dumps([details(arrays, k, tol) for k in range(len(arrays["closeup"]))], separators=(",", ":"))
-    return f"""<p>{prose(_which(arrays))} <noscript>That needs JavaScript.</noscript></p>
+    return f"""<p>{prose(_which(arrays))} <span id="how">To pick one takes JavaScript.</span></p>
 <div class="grid">{figure(draw_ranks(arrays))}
 <div id="picked" hidden>
 <p class="pick"><button type="button" id="previous" aria-label="previous instance">‹</button>
@@ -60,10 +60,8 @@ def _which(arrays: Arrays) -> str:
     kept, total = len(arrays["closeup"]), len(arrays["gap"])
     name, _ = _badness(arrays)
     if kept == total:
-        some = f"All {total} instances, the largest {name} first."
-    else:
-        some = f"{kept} of {total} instances: those with the largest {name}, and some spread over the others."
-    return f"{some} Pick one with the slider, or with a click in the figure."
+        return f"All {total} instances, the largest {name} first."
+    return f"{kept} of {total} instances: those with the largest {name}, and some spread over the others."
 
 
 def _badness(arrays: Arrays) -> tuple[str, np.ndarray]:

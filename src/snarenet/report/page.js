@@ -157,6 +157,7 @@ function pick(k) {
 
 if (instances.length) {
   const step = (by) => pick(Math.max(0, Math.min(instances.length - 1, Number(slider.value) + by)));
+  document.getElementById("how").textContent = "Pick one with the slider, or with a click in the figure.";
   document.getElementById("picked").hidden = false;
   slider.addEventListener("input", () => pick(Number(slider.value)));
   document.getElementById("previous").addEventListener("click", () => step(-1));
