@@ -88,21 +88,19 @@ function table(title, headings, lines) {
   return [made, more];
 }
 
-/** From prediction to output, on one scale for all variables of an instance. */
-function strip(before, after, low, high) {
-  if (before === null || after === null) return element("td");
-  const space = "http://www.w3.org/2000/svg";
-  const at = (value) => `${4 + 92 * (high > low ? (value - low) / (high - low) : 0.5)}%`;
+/** A move as a line from the prediction, in the middle, to the output; the longest of an instance reach the edge. */
+function strip(moved, longest) {
   const make = (name, attributes) => {
-    const made = document.createElementNS(space, name);
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     return made;
   };
+  const end = `${50 + 45 * (longest > 0 ? moved / longest : 0)}%`;
   const drawn = make("svg", { class: "strip", "aria-hidden": "true" });
   drawn.append(
-    make("line", { x1: at(before), x2: at(after), y1: "50%", y2: "50%" }),
-    make("circle", { class: "before", cx: at(before), cy: "50%", r: 3 }),
-    make("circle", { class: "after", cx: at(after), cy: "50%", r: 3 }),
+    make("line", { x1: "50%", x2: end, y1: "50%", y2: "50%" }),
+    make("circle", { class: "before", cx: "50%", cy: "50%", r: 3 }),
+    make("circle", { class: "after", cx: end, cy: "50%", r: 3 }),
   );
   const holder = element("td");
   holder.append(drawn);
@@ -110,10 +108,9 @@ function strip(before, after, low, high) {
 }
 
 function movesTable({ moves, counts }) {
-  const ends = moves.flatMap(([, before, after]) => [before, after]).filter((value) => value !== null);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const longest = Math.max(...moves.map(([, , , moved]) => Math.abs(moved)));
   const lines = moves.map(([index, before, after, moved]) =>
-    line(`y${index}`, [cell(before), cell(after), cell(moved), strip(before, after, low, high)]));
+    line(`y${index}`, [cell(before), cell(after), cell(moved), strip(moved, longest)]));
   const some = moves.length < counts.moves ? `, the first ${moves.length} of ${counts.moves}` : "";
   return table(`Variables by how far they moved${some}`, ["", "ŷ", "y̌", "y̌ − ŷ", ""], lines);
 }
@@ -130,9 +127,9 @@ function rowsTable({ rows, counts }) {
       element("td", bounds(lower, upper)), cell(before), cell(over && Math.abs(over), over ? { class: "off" } : {}),
       cell(after), side === "inside" ? element("td", "inside") : cell(multiplier),
     ]));
-  const title = `Rows: ${counts.violated} violated by ŷ, ${counts.active} at a bound at y̌`;
-  const some = rows.length < counts.rows ? `, the first ${rows.length} of ${counts.rows}` : "";
-  return table(title + some, ["", "bound", "g(ŷ)", "violated by", "g(y̌)", "μ"], lines);
+  const some = rows.length < counts.rows ? `; the first ${rows.length}` : "";
+  const title = `Rows: ${counts.violated} violated by ŷ, ${counts.active} at a bound at y̌${some}`;
+  return table(title, ["", "bound", "g(ŷ)", "violated by", "g(y̌)", "μ"], lines);
 }
 
 function numbersTable(one) {

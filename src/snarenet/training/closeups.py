@@ -26,7 +26,7 @@ _NUMBERS = 2**22  # at most so many are kept, of fewer instances if need be
 _ENTRIES = 2**20  # of a Jacobian that is factored for multipliers
 
 
-def look_closely(problem: Problem, x: Tensor, solution: Solution, gap: Array, count: int) -> dict[str, Array]:
+def look_closely(problem: Problem, x: Tensor, solution: Solution, gap: Array, count: int) -> dict[str, np.ndarray]:
     """Arrays of k <= count instances, worst first.
 
     These are `closeup` (k,), which of the instances; `closeup_rank` (k,), 0 for the worst by their gap, or by the
