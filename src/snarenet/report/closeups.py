@@ -83,6 +83,7 @@ def draw_ranks(arrays: Arrays) -> Picture:
         axes.plot(rank[known], height[known], "o", color=BLUE, markersize=3)
         unit = "gap f(y) − f*\n(units of the objective)" if name == "gap" else "distance from prediction\nto output"
         axes.set(xlabel="instance, the worst first (rank)", ylabel=unit)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         texts = [f"instance {instance[k]}, rank {rank[k]}: {name} {short(float(size[k]))}" for k in known]
         hints = [Hint(axes, (rank[k], height[k]), text, pick=int(k)) for k, text in zip(known, texts, strict=True)]
         caption = f"The {name} of each of these instances."

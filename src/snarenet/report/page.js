@@ -129,7 +129,7 @@ function rowsTable({ rows, counts }) {
     ]));
   const some = rows.length < counts.rows ? `; the first ${rows.length}` : "";
   const title = `Rows: ${counts.violated} violated by ŷ, ${counts.active} at a bound at y̌${some}`;
-  return table(title, ["", "bound", "g(ŷ)", "violated by", "g(y̌)", "μ"], lines);
+  return table(title, ["", "bound", "g(ŷ)", "violation", "g(y̌)", "μ"], lines);
 }
 
 function numbersTable(one) {
