@@ -45,6 +45,7 @@ _DEMOS: dict[str, tuple[dict[str, Size], int]] = {  # sizes and epochs for a few
     "acopf": ({"case": "30_ieee", "instances": 1200}, 20),
     "mpc": ({"horizon": 20, "instances": 2400}, 20),
 }
+_CLOSEUPS = 100  # instances whose details the report shows
 Device = Annotated[str, arg(help="where to train: auto, cpu, cuda, cuda:1 ...")]
 
 LAB = ("compare", "reproduce", "bench", "fuzz")  # commands of snarenet-lab
@@ -177,6 +178,7 @@ def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str)
         reference=_objective(reference),
         reference_seconds=seconds,
         engine=None if reference is None else engine,
+        closeups=_CLOSEUPS,
     )
     run.save_evaluation(*found)
     Console().print(evaluation_table([(problem.name, found.summary)]))

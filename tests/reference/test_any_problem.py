@@ -132,8 +132,8 @@ def test_multipliers_of_the_solver_are_right() -> None:
     engine = Ipopt(one)
     y = engine(problem.typical.numpy(), lower, upper)
     assert engine.multipliers is not None
-    assert one._residual(y, lower, upper, engine.multipliers) < 1e-9
-    assert one._residual(y, lower, upper, -engine.multipliers) > 1e-2
+    assert one.residual(y, lower, upper, engine.multipliers) < 1e-9
+    assert one.residual(y, lower, upper, -engine.multipliers) > 1e-2
     assert one.kkt_residual(y, lower, upper) < 1e-6  # and by multipliers of least squares
 
 

@@ -18,6 +18,7 @@ import snarenet as sn
 from snarenet.report import evaluation_table, figures, sentence, write_report
 from snarenet.report.evaluation import evaluation_groups, feasible_at, times_faster
 
+SCRIPT = Path(figures.__file__).with_name("page.js")
 OBSTACLES = [(-5, 5, 2, 1.41), (-1, 3, 0.25, 1.41), (-9, 2, 1, 1)]
 
 
@@ -116,12 +117,13 @@ class Page(HTMLParser):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.text, self.images, self.links, self.tags, self._open = "", [], [], set(), []
+        self.scripts: list[str] = []
         self.feed(file.read_text(encoding="utf-8"))
         assert not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self._open.append(tag)
         for key, value in attrs:
             if key in ("src", "href"):
@@ -133,7 +135,9 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._open[-1:] != ["style"]:
+        if self._open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self._open[-1:] != ["style"]:
             self.text += data
 
     def drawing(self, alt: str) -> str:
@@ -197,7 +201,9 @@ class TestPage:
     def test_needs_nothing_else(self, page: Page) -> None:
         files = {"config.json", "environment.json", "evaluation.json", "evaluation.npz", "metrics.jsonl"}
         assert {link for link in page.links if not link.startswith("data:image/svg+xml;base64,")} == files
-        assert not page.tags & {"script", "link", "iframe"}
+        assert not page.tags & {"link", "iframe"}
+        assert page.scripts == [SCRIPT.read_text(encoding="utf-8")]
+        assert "://" not in page.scripts[0].replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
         assert len(page.images) == 7
         for image in page.images:
             assert image["alt"].endswith(".")
@@ -220,7 +226,7 @@ class TestPage:
     @pytest.mark.usefixtures("blank")
     def test_escapes_strings(self, tmp_path: Path) -> None:
         page = report(tmp_path / "<i>run</i>", name="<script>alert(1)</script>")
-        assert "script" not in page.tags
+        assert page.scripts == [SCRIPT.read_text(encoding="utf-8")]
         assert "i" not in page.tags
         assert "<script>alert(1)</script>" in page.text
 

@@ -121,8 +121,9 @@ def test_trainer_evaluation_report_and_reference(tmp_path: Path, name: str) -> N
     config = sn.TrainConfig(epochs=2, batch=16, width=8, validate_every=1)
     model = config.build(problem)
     run = sn.Trainer(config, tmp_path, quiet=True).fit(model, problem)
-    found = sn.evaluate(model, problem, reference=best.objective, timed=False)
+    found = sn.evaluate(model, problem, reference=best.objective, timed=False, closeups=3)
     assert found.summary["converged"] == 1.0
+    assert np.isfinite(found.arrays["closeup_multiplier"]).all()
     assert found.summary["violation"] <= 1e-8
     assert found.summary["gap"]["instances"] == len(problem.split("test")) == 4
     assert found.arrays["gap"].min() > -1e-6  # nothing is better than the reference

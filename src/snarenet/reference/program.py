@@ -29,6 +29,11 @@ _LARGEST = 2**24  # entries of a Jacobian that is factored for the check
 _ACTIVE = 1e-4  # a row so close to its bound, relative to the bound, may have a multiplier; its distance counts too
 
 
+def at_bound(value: Array, bound: Array) -> NDArray[np.bool_]:
+    """Are rows so close to this bound that they may have a multiplier?"""
+    return np.isfinite(bound) & (np.abs(value - bound) <= _ACTIVE * np.maximum(1, np.abs(bound)))
+
+
 def need(module: str, install: str = '"snarenet[solvers]"') -> Any:
     """A module that is not a core dependency, or an error that says what to install."""
     try:
@@ -105,13 +110,14 @@ class Program(ABC):
         Those of a solver, if given, will do where they are good enough, which saves a factorisation.
         """
         if multipliers is not None:
-            found = self._residual(y, lower, upper, multipliers)
+            found = self.residual(y, lower, upper, multipliers)
             if found <= RESIDUAL or len(multipliers) * self.size > _LARGEST:
                 return found
         multipliers = self.multipliers(y, lower, upper)
-        return np.inf if multipliers is None else self._residual(y, lower, upper, multipliers)
+        return np.inf if multipliers is None else self.residual(y, lower, upper, multipliers)
 
-    def _residual(self, y: Array, lower: Array, upper: Array, multipliers: Array) -> float:
+    def residual(self, y: Array, lower: Array, upper: Array, multipliers: Array) -> float:
+        """The KKT residual of y with these multipliers."""
         gradient, value = self.gradient(y), self.value(y)
         used = multipliers != 0
         slack = np.where(multipliers > 0, upper - value, value - lower)[used]
@@ -126,11 +132,7 @@ class Program(ABC):
         if not all(np.isfinite(part).all() for part in (gradient, jacobian, value)):
             return None
         equal = lower == upper
-        near = [
-            np.isfinite(bound) & (np.abs(value - bound) <= _ACTIVE * np.maximum(1, np.abs(bound)))
-            for bound in (upper, lower)
-        ]
-        rows = np.flatnonzero(~equal & (near[0] | near[1]))
+        rows = np.flatnonzero(~equal & (at_bound(value, upper) | at_bound(value, lower)))
         signs = np.where(np.abs(value - upper) <= np.abs(value - lower), 1.0, -1.0)[rows]
         # Free multipliers take away all that lies in the span of the equalities; what is left asks for signs.
         left, sizes, span = np.linalg.svd(jacobian[equal], full_matrices=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints
 from snarenet.report.evaluation import pick
+from snarenet.report.hover import Hint, Mark, place, thin
 from snarenet.report.numbers import short
 
 BLUE, ORANGE, GREEN = "#3b6ea8", "#c1440e", "#1b7837"
@@ -85,26 +87,27 @@ class Picture(NamedTuple):
         svg: the drawing.
         caption: one sentence under it.
         alt: one sentence for readers who do not see it.
+        marks: values to hover over.
     """
 
     svg: str
     caption: str
     alt: str
+    marks: tuple[Mark, ...] = ()
 
 
 def draw_loss(metrics: list[dict[str, Any]]) -> Picture:
     """Loss and objective of the training batches, epoch by epoch."""
     curves = {"loss": _series(metrics, "loss"), "objective": _series(metrics, "objective")}
     with _axes() as (figure, axes):
-        _draw_curves(axes, _series(metrics, "epoch"), curves)
+        hints = _draw_curves(axes, _series(metrics, "epoch"), curves)
         cut = _cut_peaks(axes, np.concatenate(list(curves.values())))
         axes.set(xlabel="epoch", ylabel="mean per instance\n(units of the objective)")
         caption = "Training loss and objective"
         caption += f"; values above the frame: {cut}" if cut else ""
         caption += _nonfinite(curves["loss"], "epochs whose loss is not finite")
-        return Picture(
-            to_svg(figure), caption + ".", f"Line plot of the training loss, at the end {_last(curves['loss'])}."
-        )
+        alt = f"Line plot of the training loss, at the end {_last(curves['loss'])}."
+        return finish(figure, caption + ".", alt, hints)
 
 
 def draw_gap_curve(metrics: list[dict[str, Any]]) -> Picture | None:
@@ -116,14 +119,11 @@ def draw_gap_curve(metrics: list[dict[str, Any]]) -> Picture | None:
     if all(np.isnan(values).all() for values in curves.values()):
         return None
     with _axes() as (figure, axes):
-        _draw_curves(axes, _series(metrics, "epoch"), curves, zero="≤ 0")
+        hints = _draw_curves(axes, _series(metrics, "epoch"), curves, zero="≤ 0")
         axes.set(xlabel="epoch", ylabel="gap f(y) − f*\n(units of the objective)")
         last = _last(curves["geometric mean"])
-        return Picture(
-            to_svg(figure),
-            f"Gap to the reference on the validation instances; the last geometric mean is {last}.",
-            f"Line plot on a log axis of the validation gap, at the end {last}.",
-        )
+        caption = f"Gap to the reference on the validation instances; the last geometric mean is {last}."
+        return finish(figure, caption, f"Line plot on a log axis of the validation gap, at the end {last}.", hints)
 
 
 def draw_violation_curve(metrics: list[dict[str, Any]]) -> Picture:
@@ -135,33 +135,29 @@ def draw_violation_curve(metrics: list[dict[str, Any]]) -> Picture:
     }
     curves = {label: values for label, values in curves.items() if label == "training" or not np.isnan(values).all()}
     with _axes() as (figure, axes):
-        _draw_curves(axes, _series(metrics, "epoch"), curves, zero="0")
+        hints = _draw_curves(axes, _series(metrics, "epoch"), curves, zero="0")
         axes.set(xlabel="epoch", ylabel="violation\n(units of the constraints)")
         caption = "Violation of the constraints in training, where they may be relaxed"
         caption += ", and the largest on the validation instances, where they are not" if len(curves) > 1 else ""
         last = _last(curves["training"])
-        return Picture(
-            to_svg(figure), f"{caption}.", f"Line plot on a log axis of the violation, in training at the end {last}."
-        )
+        alt = f"Line plot on a log axis of the violation, in training at the end {last}."
+        return finish(figure, f"{caption}.", alt, hints)
 
 
 def draw_schedules(metrics: list[dict[str, Any]]) -> Picture:
     """Relaxation and learning rate, epoch by epoch."""
-    epochs = _series(metrics, "epoch")
+    epochs, hints = _series(metrics, "epoch"), []
     with _axes(rows=2) as (figure, (above, below)):
-        for axes, key in ((above, "relax"), (below, "lr")):
-            _draw_curves(axes, epochs, {key: _series(metrics, key)})
+        for axes, key, name in ((above, "relax", "relaxation"), (below, "lr", "learning rate")):
+            hints += _draw_curves(axes, epochs, {name: _series(metrics, key)})
             top = axes.get_ylim()[1]
             axes.set_ylim(-0.05 * top, top)  # from zero, and zero can be seen
         above.set(ylabel="relaxation\n(of the bounds)")
         below.set(xlabel="epoch", ylabel="learning\nrate (per step)")
         above.tick_params(labelbottom=False)
         figure.align_ylabels()
-        return Picture(
-            to_svg(figure),
-            "How far the bounds are relaxed, and the learning rate.",
-            "Two line plots: the relaxation and the learning rate of every epoch.",
-        )
+        caption = "How far the bounds are relaxed, and the learning rate."
+        return finish(figure, caption, "Two line plots: the relaxation and the learning rate of every epoch.", hints)
 
 
 def draw_gaps(gap: np.ndarray) -> Picture:
@@ -169,14 +165,14 @@ def draw_gaps(gap: np.ndarray) -> Picture:
     known = gap[np.isfinite(gap)]
     groups = {"at or above the reference": known[known >= 0], "below it: negative": -known[known < 0]}
     with _axes() as (figure, axes):
-        _draw_log_histogram(axes, groups)
+        hints = _draw_log_histogram(axes, groups)
         axes.set(xlabel="size of the gap f(y) − f* (units of the objective)", ylabel="instances (count)")
         negative = len(groups["below it: negative"])
         share = f"{negative} of {len(known)} gaps are negative"
         least = f", the lowest {short(float(known.min()))}" if negative else ""
         caption = f"Gap of every instance to its reference; {share}{least}"
         caption += _nonfinite(gap, "instances without a reference")
-        return Picture(to_svg(figure), caption + ".", f"Histogram on a log axis of the gaps; {share}.")
+        return finish(figure, caption + ".", f"Histogram on a log axis of the gaps; {share}.", hints)
 
 
 def draw_violations(violation: np.ndarray, tol: float | None) -> Picture:
@@ -185,13 +181,13 @@ def draw_violations(violation: np.ndarray, tol: float | None) -> Picture:
     limit = np.inf if tol is None else tol
     groups = {"within": known[known <= limit], "above": known[known > limit]}
     with _axes() as (figure, axes):
-        _draw_log_histogram(axes, groups, mark=tol)
+        hints = _draw_log_histogram(axes, groups, mark=tol)
         axes.set(xlabel="largest violation of an instance (units of the constraints)", ylabel="instances (count)")
         share = f"{len(groups['within'])} of {len(violation)} are within the tolerance {tol:g}" if tol else ""
         caption = "Largest violation of every instance" + (f"; {share}, the dashed line" if share else "")
         caption += _nonfinite(violation, "violations that are not finite")
         alt = "Histogram on a log axis of the largest violation of every instance"
-        return Picture(to_svg(figure), f"{caption}.", f"{alt}{'; ' if share else ''}{share}.")
+        return finish(figure, f"{caption}.", f"{alt}{'; ' if share else ''}{share}.", hints)
 
 
 def draw_steps(steps: np.ndarray) -> Picture:
@@ -201,12 +197,18 @@ def draw_steps(steps: np.ndarray) -> Picture:
     width = -(-(last - first + 1) // 40)  # one bar for every number of steps, until there are too many of them
     edges = np.arange(first, last + width + 1, width) - 0.5
     with _axes() as (figure, axes):
-        axes.stairs(np.histogram(known, edges)[0], edges, fill=True, color=BLUE)
+        counts = np.histogram(known, edges)[0]
+        axes.stairs(counts, edges, fill=True, color=BLUE)
         axes.set(xlabel="steps of the repair (count)", ylabel="instances (count)", xlim=(first - 2, last + width + 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
         caption = f"Steps of the repair on every instance, from {first} to {last}."
-        return Picture(to_svg(figure), caption, f"Histogram of the steps, from {first} to {last}.")
+        hints = [
+            Hint(axes, (a, 0), f"{_range(math.ceil(a), math.floor(b))} steps: {_count(count)}", (b, count))
+            for a, b, count in zip(edges, edges[1:], counts, strict=False)
+            if count
+        ]
+        return finish(figure, caption, f"Histogram of the steps, from {first} to {last}.", hints)
 
 
 def draw_trajectories(
@@ -223,7 +225,8 @@ def draw_trajectories(
         most: at most so many paths are drawn, evenly chosen.
         goal: where they drive.
     """
-    drawn = trajectory[np.linspace(0, len(trajectory) - 1, min(most, len(trajectory))).round().astype(int)]
+    chosen = np.linspace(0, len(trajectory) - 1, min(most, len(trajectory))).round().astype(int)
+    drawn = trajectory[chosen]
     with _axes(height=4.0) as (figure, axes):
         from matplotlib.patches import Ellipse
 
@@ -240,7 +243,13 @@ def draw_trajectories(
         _legend(axes)
         among = f" among {len(obstacles)} obstacles" if obstacles is not None else ""
         caption = f"Trajectories of {len(drawn)} of {len(trajectory)} instances{among}."
-        return Picture(to_svg(figure), caption, f"Map of the paths from their starts towards the goal{among}.")
+        away = np.linalg.norm(drawn[:, -1, :2] - np.asarray(goal), axis=1)
+        hints = [
+            Hint(axes, tuple(path[k, :2]), f"instance {i}: ends {short(float(far))} from the goal")
+            for i, path, far in zip(chosen, drawn, away, strict=True)
+            for k in (0, -1)
+        ]
+        return finish(figure, caption, f"Map of the paths from their starts towards the goal{among}.", hints)
 
 
 @contextmanager
@@ -267,29 +276,38 @@ def to_svg(figure: Any) -> str:
     return file.getvalue()
 
 
+def finish(figure: Any, caption: str, alt: str, hints: Iterable[Hint]) -> Picture:
+    """The figure drawn, with values to hover over."""
+    return Picture(to_svg(figure), caption, alt, place(figure, hints))
+
+
 def _series(metrics: list[dict[str, Any]], *keys: str) -> np.ndarray:
     """One number of every epoch, NaN where it was not measured."""
     found = (pick(line, *keys) for line in metrics)
     return np.array([np.nan if value is None else float(value) for value in found])
 
 
-def _draw_curves(axes: Any, epochs: np.ndarray, curves: dict[str, np.ndarray], zero: str | None = None) -> None:
+def _draw_curves(axes: Any, epochs: np.ndarray, curves: dict[str, np.ndarray], zero: str | None = None) -> list[Hint]:
     """Lines over the epochs; with `zero`, on a log axis where values up to 0 have a place with this label."""
-    if zero is not None:
-        place = log_axis(axes, "y", np.concatenate(list(curves.values())), zero)
-        curves = {label: np.where(values <= 0, place, values) for label, values in curves.items()}
+    lowest = None if zero is None else log_axis(axes, "y", np.concatenate(list(curves.values())), zero)
+    hints = []
     for label, values in curves.items():
         known = np.isfinite(values)  # joins what was measured every few epochs
-        axes.plot(epochs[known], values[known], "." if known.sum() == 1 else "-", label=label)
-    if not any(np.isfinite(values).any() for values in curves.values()):
+        x, said = epochs[known], values[known]
+        y = said if lowest is None else np.where(said <= 0, lowest, said)
+        axes.plot(x, y, "." if len(x) == 1 else "-", label=label)
+        points = thin(list(zip(x, y, said, strict=True)))
+        hints += [Hint(axes, (at, height), f"epoch {at:g}: {label} {short(value)}") for at, height, value in points]
+    if not hints:
         _say_empty(axes)
     axes.set_xlim(0, 1.02 * epochs.max() + 0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if len(curves) > 1:
         _legend(axes)
+    return hints
 
 
-def _draw_log_histogram(axes: Any, groups: dict[str, np.ndarray], mark: float | None = None) -> None:
+def _draw_log_histogram(axes: Any, groups: dict[str, np.ndarray], mark: float | None = None) -> list[Hint]:
     """Stacked histogram of numbers ≥ 0 on a log axis, with a place for zero, and a dashed line at `mark`."""
     everything = np.concatenate([*groups.values(), [mark] if mark else []])
     place = log_axis(axes, "x", everything, "0")
@@ -297,16 +315,22 @@ def _draw_log_histogram(axes: Any, groups: dict[str, np.ndarray], mark: float | 
     edges = np.logspace(low, high, (high - low) * max(1, 30 // (high - low)) + 1)
     half = (edges[1] / edges[0]) ** 0.5  # the bar of zero is as wide as the others
     starts, widths = np.append(edges[:-1], place / half), np.append(np.diff(edges), place * (half - 1 / half))
-    bottom = np.zeros(len(starts))
+    names = [f"{short(low)} to {short(high)}" for low, high in pairwise(edges)] + ["0"]
+    bottom, hints = np.zeros(len(starts)), []
     for (label, values), color in zip(groups.items(), (BLUE, ORANGE), strict=True):
         counts = np.histogram(values[values > 0].clip(edges[0], edges[-1]), edges)[0]
         counts = np.append(counts, (values == 0).sum())
         some = counts > 0
         if some.any():
             ink = {"color": color, "edgecolor": color, "linewidth": 1}  # the edge shows even a single instance
-            label = f"{label} ({len(values)})"
-            axes.bar(starts[some], counts[some], widths[some], bottom[some], align="edge", label=label, **ink)
-        bottom += counts
+            title = f"{label} ({len(values)})"
+            axes.bar(starts[some], counts[some], widths[some], bottom[some], align="edge", label=title, **ink)
+        ends, top = starts + widths, bottom + counts
+        hints += [
+            Hint(axes, (starts[k], bottom[k]), f"{names[k]}: {_count(counts[k])}, {label}", (ends[k], top[k]))
+            for k in np.flatnonzero(some)
+        ]
+        bottom = top
     axes.set_ylim(0, 1.05 * max(1, bottom.max()))
     if mark:
         axes.axvline(mark, color="0.2", linestyle="--", linewidth=1, label=f"tolerance {mark:g}")
@@ -315,6 +339,7 @@ def _draw_log_histogram(axes: Any, groups: dict[str, np.ndarray], mark: float | 
         _say_empty(axes)
     if axes.get_legend_handles_labels()[0]:
         _legend(axes)
+    return hints
 
 
 def _decades(values: np.ndarray) -> tuple[int, int]:
@@ -381,6 +406,14 @@ def _legend(axes: Any) -> None:
 def _last(values: np.ndarray) -> str:
     known = values[np.isfinite(values)]
     return short(float(known[-1])) if len(known) else "not finite"
+
+
+def _count(instances: int) -> str:
+    return f"{instances} instance{'' if instances == 1 else 's'}"
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _nonfinite(values: np.ndarray, what: str) -> str:

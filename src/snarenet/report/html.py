@@ -8,6 +8,7 @@ import re
 from html import escape
 
 from snarenet.report.figures import Picture
+from snarenet.report.hover import overlay
 
 STYLE = """
 :root { color-scheme: light; }
@@ -21,7 +22,9 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; padding-bottom: .2rem; border-b
 .grid { display: grid; gap: 1.2rem 2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
         align-items: start; }
 figure { margin: 0; max-width: 34rem; break-inside: avoid; }
-figure img { width: 100%; height: auto; }
+figure img { display: block; width: 100%; height: auto; }
+.drawing { position: relative; }
+.marks { position: absolute; inset: 0; width: 100%; height: 100%; fill: transparent; }
 .columns { columns: 3 17rem; column-gap: 2rem; }
 .columns table { margin-bottom: 1.2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; break-inside: avoid; }
@@ -88,10 +91,13 @@ def table(title: str, rows: list[tuple[str, str]]) -> str:
 def gallery(pictures: list[Picture | None]) -> str:
     """Figures side by side, as images with their own name space: ids of two SVGs in one page would clash."""
     found = [picture for picture in pictures if picture is not None]
-    return f'<div class="grid">{"".join(map(_figure, found))}</div>'
+    return f'<div class="grid">{"".join(map(figure, found))}</div>'
 
 
-def _figure(picture: Picture) -> str:
+def figure(picture: Picture) -> str:
+    """An image with its caption, and its values to hover over."""
     data = base64.b64encode(picture.svg.encode()).decode()
     image = f'<img alt="{escape(picture.alt)}" src="data:image/svg+xml;base64,{data}">'
+    if picture.marks:
+        image = f'<div class="drawing">{image}{overlay(picture.marks)}</div>'
     return f"<figure>{image}<figcaption>{prose(picture.caption)}</figcaption></figure>\n"

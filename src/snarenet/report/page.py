@@ -1,7 +1,8 @@
 """The page of a training run: `write_report` turns a run folder into one HTML file that needs nothing else.
 
 The page opens with the result in a sentence. Figures and tables follow; a part whose file is missing is replaced by a
-sentence that names the command which makes it.
+sentence that names the command which makes it. `page.js` lets a reader pick an instance, and shows values under the
+pointer; without JavaScript all the rest is there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import numpy as np
 
 from snarenet import problems
 from snarenet.report import figures
+from snarenet.report.closeups import closeups
 from snarenet.report.evaluation import evaluation_groups, sentence
 from snarenet.report.html import document, gallery, prose, section, table
 from snarenet.report.numbers import duration
 from snarenet.training import Run
 from snarenet.training.run import FILES
+
+_SCRIPT = Path(__file__).with_name("page.js")
+_STYLE = Path(__file__).with_name("page.css")
 
 
 class _Content(NamedTuple):
@@ -41,7 +46,7 @@ def write_report(folder: Path) -> Path:
 
 def _page(content: _Content) -> str:
     name = escape(str(content.run.problem_name or "a problem of your own"))
-    sections = [part(content) for part in (_training, _instances, _results, _settings, _files)]
+    sections = [part(content) for part in (_training, _instances, _closeups, _results, _settings, _files)]
     body = f"""<main>
 <h1>{name}</h1>
 {_about(content)}
@@ -49,7 +54,8 @@ def _page(content: _Content) -> str:
 {"".join(sections)}
 </main>
 """
-    return document(f"snarenet: {content.run.problem_name or 'a problem of your own'}", body)
+    title = f"snarenet: {content.run.problem_name or 'a problem of your own'}"
+    return document(title, body, *(file.read_text(encoding="utf-8") for file in (_STYLE, _SCRIPT)))
 
 
 def _about(content: _Content) -> str:
@@ -114,6 +120,18 @@ def _instances(content: _Content) -> str:
         obstacles, goal = _scene(content.run)
         pictures.append(figures.draw_trajectories(trajectory, obstacles, goal=goal))
     return section("Instances", text + gallery(pictures))
+
+
+def _closeups(content: _Content) -> str:
+    """One instance after another."""
+    arrays = content.arrays or {}
+    if "closeup" in arrays:
+        return section("One instance", closeups(arrays, (content.evaluation or {}).get("tol") or 0.0), "instance")
+    if not arrays or "trajectory" in arrays:
+        return ""  # as was said above, or a policy, whose instances are no single problems
+    own = "evaluate(..., closeups=100)"
+    command = f"snarenet evaluate {content.run.path.resolve().name}" if content.run.problem_name else own
+    return section("One instance", f"<p>{_missing('No details of single instances were kept', command)}</p>")
 
 
 def _scene(run: Run) -> tuple[np.ndarray | None, tuple[float, float]]:

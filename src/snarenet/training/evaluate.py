@@ -15,6 +15,7 @@ from snarenet.layers import Layer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.problems.base import Split
+from snarenet.training.closeups import look_closely
 from snarenet.training.metrics import nearness, summarize
 from snarenet.training.witness import Witness
 
@@ -36,6 +37,7 @@ def evaluate(
     reference_seconds: float | None = None,
     engine: str | None = None,
     timed: bool = True,
+    closeups: int = 0,
 ) -> Evaluation:
     """Run the model in eval mode on a split, at the true constraints.
 
@@ -48,6 +50,7 @@ def evaluate(
         reference_seconds: the reference solver's time for an instance, to print beside the model's.
         engine: its name.
         timed: measure the time of a second pass over all instances at once.
+        closeups: of how many instances to keep all details, for the page of the run, see `look_closely`.
     """
     x = problem.split(split)
     if not len(x):
@@ -72,7 +75,10 @@ def evaluate(
             **({} if witness.only is None else nearness(witness.only, problem.constraints, x, layer.metric)),
             "seconds": {"model": seconds, "reference": reference_seconds, "engine": engine},
         }
-    return Evaluation(summary, _arrays(outcome, reference, path))
+        arrays = _arrays(outcome, reference, path)
+        if closeups and problem.direct and witness.only is not None:
+            arrays |= look_closely(problem, x, witness.only, arrays["gap"], closeups)
+    return Evaluation(summary, arrays)
 
 
 def _arrays(outcome: Outcome, reference: Tensor | None, trajectory: Tensor | None) -> dict[str, np.ndarray]:

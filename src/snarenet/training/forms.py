@@ -29,6 +29,11 @@ SUMMARY = {
 LINE = {"epoch": int, "step": int, "best": int, "valid": SUMMARY, "": float}
 STATE = {"epoch": int, "seconds": float, "best": SCORE, "fingerprint": str}
 _AXES = {"objective": 1, "gap": 1, "violation": 1, "steps": 1, "trajectory": 3}
+_CLOSEUPS = {
+    **dict.fromkeys(("closeup", "closeup_rank", "closeup_residual"), ""),
+    **dict.fromkeys(("closeup_prediction", "closeup_value"), "n"),
+    **dict.fromkeys((f"closeup_{name}" for name in ("before", "after", "lower", "upper", "multiplier")), "m"),
+}
 
 
 def misfit(value: object, form: Any, name: str = "it") -> str:
@@ -71,4 +76,19 @@ def misfit_of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
         if array.dtype.kind not in "biuf" or array.ndim != axes or (axes == 3 and min(array.shape[1:]) < 2):
             kind = f"one of {array.dtype} of shape {array.shape}"
             return f"{name!r} must be an array of numbers with {axes} axes, but is {kind}"
+    return _misfit_of_closeups(arrays) if "closeup" in arrays else ""
+
+
+def _misfit_of_closeups(arrays: Mapping[str, np.ndarray]) -> str:
+    """What is wrong with the details of some instances: one is missing, or they do not fit together."""
+    sizes: dict[str, int] = {}
+    for name, axis in _CLOSEUPS.items():
+        if name not in arrays:
+            return f"{name!r} is missing"
+        shape = tuple(sizes.setdefault(key, size) for key, size in zip(f"k{axis}", arrays[name].shape, strict=False))
+        if arrays[name].shape != shape or len(shape) != 1 + len(axis):
+            return f"{name!r} must have the shape {shape}, but has {arrays[name].shape}"
+    instances, chosen = len(arrays.get("gap", ())), arrays["closeup"]
+    if chosen.dtype.kind not in "iu" or ((chosen < 0) | (chosen >= instances)).any():
+        return f"'closeup' must name some of {instances} instances, but is {brief(chosen.tolist())}"
     return ""
