@@ -20,9 +20,9 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config lab/pyproject.toml
 
-# the site, into build/site: tutorials run, warnings are errors
+# the site, into build/site: lessons run, two at a time with a thread each; warnings are errors
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/site
 	@echo build/site/index.html
 
 bench: $(VENV)/.bench

@@ -40,7 +40,7 @@ html_math_renderer = "mathml"
 # tutorials: executed in a folder of their own, an error in one stops the build
 nb_execution_mode = "force"
 nb_execution_in_temp = True
-nb_execution_timeout = 180
+nb_execution_timeout = 600  # seconds a cell: machines may be busy
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_code_prompt_show, nb_code_prompt_hide = "▸ the code of the figure", "▾ the code of the figure"
