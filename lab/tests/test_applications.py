@@ -33,7 +33,7 @@ def test_rows_are_means_over_seeds(tmp_path: Path) -> None:
     (row,) = applications.rows(runs)
     assert (row["mean gap"], row["largest gap"]) == ("3.5 %", "8 %")
     assert row["violation"] == "2.00e-9"
-    assert row["what"] == "4 steps; 2 seeds"
+    assert row["what"] == "4 steps; 2 seeds, 1 epochs of batches of 200"
     assert row["feasible"] == "100% of 2; 2 without a feasible point"
     assert row["time of an instance"] == "100 µs"
 
@@ -41,7 +41,8 @@ def test_rows_are_means_over_seeds(tmp_path: Path) -> None:
 def test_settings_have_rows_of_their_own(tmp_path: Path) -> None:
     runs = [run(tmp_path, "acopf", k, [1.0], case=case, instances=30) for k, case in enumerate(("14_ieee", "30_ieee"))]
     found = [row["what"] for row in applications.rows(runs)]
-    assert found == ["14 buses, all limits, uniform loads; 1 seed", "30 buses, all limits, uniform loads; 1 seed"]
+    training = "all limits, uniform loads; 1 seed, 1 epochs of batches of 200"
+    assert found == [f"14 buses, {training}", f"30 buses, {training}"]
 
 
 def test_a_run_without_an_evaluation_is_named(tmp_path: Path) -> None:

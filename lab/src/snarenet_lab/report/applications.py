@@ -1,8 +1,8 @@
 """`python -m snarenet_lab.report.applications acopf|mpc RUN ... --docs docs`: runs beside what the field has published.
 
-Writes `data/NAME.json`, a row for each setting of the problem, the mean over its seeds, under the anchors; and draws
-`figures/NAME.svg` from the first run: a grid before and after the repair, or plans beside IPOPT's. Without a run there
-are the anchors alone, and what is drawn is the repair of a point that no network has learned.
+Writes `data/NAME.json`, a row for each problem and length of training, the mean over its seeds, under the anchors; and
+draws `figures/NAME.svg` from the first run: a grid before and after the repair, or plans beside IPOPT's. Without a run
+there are the anchors alone, and what is drawn is the repair of a point that no network has learned.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ _TITLES = {"acopf": "AC optimal power flow", "mpc": "A unicycle's plan past a ke
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each setting of the problem: means over its runs, the largest of the largest."""
+    """A row for each problem and length of training: means over its runs, the largest of the largest."""
     settings: dict[str, list[Run]] = {}
     for run in runs:
-        settings.setdefault(json.dumps(run.sizes, sort_keys=True), []).append(run)
+        content = (run.sizes, run.config.epochs, run.config.batch)
+        settings.setdefault(json.dumps(content, sort_keys=True), []).append(run)
     return [_row(several) for several in settings.values()]
 
 
@@ -67,7 +68,8 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     summary = each[0][0]
     feasible = [one["feasible"]["1e-08"] for one, _ in each]
     left_out = f"; {summary['infeasible']} without a feasible point" if summary.get("infeasible") else ""
-    seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    config = runs[0].config
+    seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
     cells = (
         "**snarenet**",
         f"{_setting(runs[0])}; {seeds}",
