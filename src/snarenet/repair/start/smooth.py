@@ -10,12 +10,12 @@ $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
    $y - W^{-1} J^\top \mu$ puts beyond its bound.
 
 What comes back is a fixed point of the third, which obeys the conditions of optimality, in the set, without a direction
-that was seen to lead to nearer points, and no farther from y than the repaired point. Where none was found it is the
-last point of the search, if a repair leads from there to a nearer point of the set than from y; else y itself, from
-where the caller's repair finds what it finds without any of this. So nothing is worse than the repair alone.
+that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
+caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction. (The
+last point of a search that has not settled would be nearer, but nobody knows how it depends on y: its gradient is not
+exact.)
 
-The gradient is the implicit one, at a point that has not settled that of the rows it takes for active. With a cotangent
-v of z, the rows A in use, the held variables F and
+The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
 $H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
 
 $$ \begin{pmatrix} H & J_A^\top \\ J_A & 0 \end{pmatrix} \begin{pmatrix} p \\ \eta \end{pmatrix} =
@@ -61,9 +61,7 @@ def project(
     sparse: bool,
     tol: float = 0.0,
 ) -> Tensor:
-    """The nearest points (B, n) to y, or near them; y itself where no nearer one than a repair's was found.
-
-    Differentiable in y, the bounds and the data of the set.
+    """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
 
     Args:
         instance: the constraints.
@@ -134,7 +132,7 @@ class _Project(torch.autograd.Function):
 
 
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
-    """(k,) the samples whose nearest point was found, or nearly so, and these points."""
+    """(k,) the samples whose nearest point was found, and these points."""
     rows = sum(part.rows for part in instance.map.parts if not isinstance(part, IdentityMap))
     whole = recipe.sparse or y.device.type != "cpu"
     most = len(y) if whole else max(_FEWEST, _ENTRIES // max(1, rows * y.shape[1]))
@@ -163,8 +161,7 @@ def _from_repaired(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor)
     """The same for some samples, from where a repair leads."""
     start, reached = recipe.restore(instance.select(left), y[left])
     left, start = left[reached], start[reached]
-    part = instance.select(left)
-    task = Task.of(part, y[left], recipe.metric, recipe.sparse)
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
     point, good = _search(task, start, recipe.iterations, QUICK)
     good = good & _nearer(task, point, start)
     again = (~good).nonzero().squeeze(1)
@@ -172,9 +169,6 @@ def _from_repaired(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor)
         rest, begun = task.select(again), start[again]
         other, found = _search(rest, begun, recipe.iterations, CAREFUL)
         found = found & _nearer(rest, other, begun)
-        # from where nothing has settled a repair may still lead to a nearer point than from y
-        end, kept = recipe.restore(part.select(again), other.z)
-        found = found | (kept & other.multipliers.isfinite().all(1) & (rest.distance(end) < rest.distance(begun)))
         point = Point(*(old.index_copy(0, again, new) for old, new in zip(point, other, strict=True)))
         good = good.index_copy(0, again, found)
     return left[good], Point(*(tensor[good] for tensor in point))
