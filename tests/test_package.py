@@ -98,11 +98,11 @@ def files(folder: str) -> set[str]:
 
 
 def test_the_wheel_is_the_library(built: Path) -> None:
-    """With its types, its kernels and nothing else."""
+    """With its types, its kernels, the script and style of a report, and nothing else."""
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == {name.removeprefix("src/") for name in files("src")}
-    assert {Path(name).suffix for name in names} == {".cpp", ".py", ".typed", ".cu", ".cuh"}
+    assert {Path(name).suffix for name in names} == {".cpp", ".py", ".typed", ".cu", ".cuh", ".js", ".css"}
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_the_source_distribution_passes_its_own_tests(built: Path, tmp_path: Pat
     (folder,) = tmp_path.iterdir()
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     top = {".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"}
-    top |= {"conftest.py", "pins.txt", "pyproject.toml"}
-    expected = top.union(*(files(part) for part in ("src", "tests", "lab", "docs", ".ci")))
+    top |= {"CITATION.cff", "conftest.py", "pins.txt", "pyproject.toml"}
+    expected = top.union(*(files(part) for part in ("src", "tests", "lab", "docs", "examples", ".ci")))
     assert names - {"PKG-INFO", ".gitignore"} == expected  # these two are hatchling's own
     some = [
         "tests/test_docs.py",
