@@ -11,9 +11,9 @@ $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
 
 What comes back is a fixed point of the third, which obeys the conditions of optimality, in the set, without a direction
 that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
-caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction. (The
-last point of a search that has not settled would be nearer, but nobody knows how it depends on y: its gradient is not
-exact.)
+caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction.
+(The last point of a search that has not settled would be nearer, but nobody knows how it depends on y: its gradient is
+not exact.)
 
 The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
 $H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
