@@ -10,7 +10,7 @@ $$ W = H + \delta_k \operatorname{diag}\bigl( \|\nabla f \circ v\| / v_j^2 \bigr
 it is a step of an interior-point method for f: H is a diagonal that the Hessian does not exceed, v the units in which
 variables move, and the second term, whose share $\delta_k$ falls from step to step, keeps a step about as long as
 $1 / \delta_k$ units where f is flat and the set curved, as Levenberg and Marquardt do. The curvature of the rows counts
-by its products, as there. On grids of 14 to 118 buses 80 steps leave relative gaps of 1e-8 to 1e-5.
+by its products, as there. 80 steps leave relative gaps below 1e-5 on a grid of 14 buses (tests/optimum).
 """
 
 from __future__ import annotations
