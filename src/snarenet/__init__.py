@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from snarenet import layers, problems, reference
 from snarenet.constraints import Box, Constraints, L1Ball, Linear, Nonlinear, Quadratic, SparsityWarning, Stack
 from snarenet.damping import Adaptive, Annealed, Constant, Damping
-from snarenet.layers import Layer, SnareLayer
+from snarenet.layers import BestOfLayer, Layer, SnareLayer
 from snarenet.linalg import ConjugateGradients
 from snarenet.model import MLP, ConstrainedModel, Units
 from snarenet.problems import Problem
@@ -25,6 +25,7 @@ __all__ = [
     "Adaptive",
     "AdaptiveRelaxation",
     "Annealed",
+    "BestOfLayer",
     "Box",
     "Conflict",
     "ConjugateGradients",

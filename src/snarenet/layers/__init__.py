@@ -8,6 +8,7 @@ from typing import Any
 
 from snarenet.constraints import Constraints
 from snarenet.layers.base import Layer
+from snarenet.layers.best_of import BestOfLayer
 from snarenet.layers.dc3 import DC3Layer
 from snarenet.layers.fsnet import FSNetLayer
 from snarenet.layers.hardnet import HardNetLayer, HardNetPlusPlusLayer
@@ -19,6 +20,7 @@ from snarenet.layers.soft import SoftLayer
 
 __all__ = [
     "METHODS",
+    "BestOfLayer",
     "DC3Layer",
     "FSNetLayer",
     "HProjLayer",

@@ -10,8 +10,13 @@ $$ c \sum_j W_{jj} \max(|d_{ij}| - r\, \sigma_j,\ 0)^2, \qquad
 
 with the deviation $\sigma_j$ of output j over the batch, the weights W of the layer, and c and $\sigma$ constant to the
 gradient. It has the units of the loss, whatever those of the loss, of y and of W. An output that varies feels nothing,
-so that a network need not learn to be feasible where the repair sees to that; one that is stuck far away is pulled by a
-share s of the gradient that the loss has.
+so that a network need not learn to be feasible where a projection sees to that; one that is stuck far away is pulled by
+a share s of the gradient that the loss has.
+
+A repair that begins at the prediction is another matter: the farther away, the more tangled the map from prediction to
+output. Without a pull predictions drift off in a long training, and the gap grows again; with r = 0 they come to lie
+next to the set, and repairs take two or three steps. A few samples far away must not feel more than the share s: with
+r = 0 the sum of squares q is replaced by $2 t (\sqrt{t^2 + q} - t)$, where t is the root in the denominator of c.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ def proximity(
     loss: Tensor,
     weights: Tensor | None = None,
     share: float = 1.0,
+    reach: float = REACH,
     *,
     seeds: int = 1,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
@@ -45,6 +51,7 @@ def proximity(
         loss: a number, or (B,), computed from `value`.
         weights: (n,) those of the squared distance, equal unless given.
         share: s of the module's formula.
+        reach: its r.
         seeds: of how many batches, one after the other, this one consists; each has means of its own.
         total: adds sums up over all processes that share a batch.
     """
@@ -58,14 +65,19 @@ def proximity(
     known = torch.where(sound, value, 0.0).detach()
     parts = [sound, steepness, (distance.detach().square() * metric).sum(1, keepdim=True), known, known.square()]
     sums = total(torch.cat([part.to(torch.float64) for part in parts], 1).unflatten(0, (seeds, -1)).sum(1))
-    factor, reach = (t.to(value.dtype).repeat_interleave(len(value) // seeds, 0) for t in _factor(sums, metric))
-    return share * factor * (torch.relu(distance.abs() - reach).square() * metric).sum(1)
+    factor, typical, spread = (
+        t.to(value.dtype).repeat_interleave(len(value) // seeds, 0) for t in _factor(sums, metric)
+    )
+    squares = (torch.relu(distance.abs() - reach * spread).square() * metric).sum(1)
+    if reach:
+        return share * factor * squares
+    return share * factor * 2 * typical * ((typical.square() + squares).sqrt() - typical)
 
 
-def _factor(sums: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
-    """(seeds,) c / s, and (seeds, n) how far from its output a prediction may be; from sums (seeds, 3 + 2n)."""
+def _factor(sums: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(seeds,) c / s, and (seeds, n) the deviation of each output; from sums (seeds, 3 + 2n)."""
     means = sums[:, 1:] / sums[:, :1].clamp(min=1)
     steepness, distance, (centre, square) = means[:, 0], means[:, 1], means[:, 2:].chunk(2, 1)
     variance = (square - centre.square()).clamp(min=0)
     typical = (distance + (variance * metric).sum(1)).sqrt()
-    return torch.where(typical > 0, steepness.sqrt() / typical, 0.0), REACH * variance.sqrt()
+    return torch.where(typical > 0, steepness.sqrt() / typical, 0.0), typical, variance.sqrt()

@@ -124,7 +124,7 @@ class ACOPF(Problem):
     flat: Tensor
 
     def __init__(
-        self, case: str = "118_ieee", sampler: str = "uniform", instances: int = 2000, seed: int = 2025
+        self, case: str = "118_ieee", sampler: str = "uniform", instances: int = 6000, seed: int = 2025
     ) -> None:
         super().__init__()
         check_sizes(instances=instances)

@@ -33,6 +33,7 @@ _REGIONS = {  # lowest and highest start, and its margin to the ellipse, in the 
     "paper": ((-4.0, -2.4, -0.45), (-2.2, 2.4, 0.45), 0.2),
     "wide": ((-4.0, -2.4, -1.5), (4.0, 2.4, 1.5), 0.0),
 }
+_EDGE = 0.1  # of the range of a control, from its limits: where a network begins at most, or it hardly learns
 _TORCH = Torch()
 
 
@@ -79,20 +80,24 @@ class Unicycle(nn.Module):
 class Shooting(nn.Module):
     """A network that predicts controls, and the way that these drive: its plans obey the dynamics before any repair.
 
-    Plans that a repair hardly moves train better, and as each begins where the vehicle stands, it passes on a sensible
-    side. A plain network of all numbers starts every plan on the same side, and many stay on the wrong one.
+    Plans that a repair hardly moves train better, and each begins where the vehicle stands. The best side to pass on
+    jumps as the start changes, which a network cannot: of several plans each begins on a side of its own.
 
     Args:
-        net: from x (B, 3) to 2 horizon numbers, which are squashed into the limits of speed and turn.
+        net: from x (B, 3) to 2 horizon numbers a plan, which are squashed into the limits of speed and turn.
         inputs: lowest and highest x, both (3,), which net sees as -1 and 1; None for x as it is.
+        first: (k, n) plans whose controls an untrained network is to predict about; None for one of middling controls.
     """
 
     low: Tensor
     high: Tensor
     middle: Tensor
     width: Tensor
+    first: Tensor
 
-    def __init__(self, net: nn.Module, inputs: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self, net: nn.Module, inputs: tuple[Tensor, Tensor] | None = None, first: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.net = net
         low, high = (-torch.ones(3), torch.ones(3)) if inputs is None else inputs
@@ -100,23 +105,31 @@ class Shooting(nn.Module):
         self.register_buffer("width", ((high - low) / 2).float())
         for name, side in zip(("low", "high"), _LIMITS, strict=True):
             self.register_buffer(name, torch.tensor(side))
+        self.register_buffer("first", torch.zeros(1, 1, 2) if first is None else self._squashed(first))
+
+    def _squashed(self, plans: Tensor) -> Tensor:
+        """(k, horizon, 2) what the network's numbers are counted from, for these plans."""
+        controls = plans[:, 3 * plans.shape[1] // 5 :].unflatten(1, (-1, 2)).to(self.low)
+        share = (controls - self.low) / (self.high - self.low)
+        return share.clamp(_EDGE, 1 - _EDGE).logit() / 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 5 horizon) plans: states, then controls."""
-        low, high = self.low.to(x), self.high.to(x)
+        """(B, 5 horizon k) plans, one after the other: states, then controls."""
+        low, high, first = self.low.to(x), self.high.to(x), self.first.to(x)
         seen = (x - self.middle.to(x)) / self.width.to(x)
-        controls = low + (high - low) * torch.sigmoid(2 * self.net(seen).unflatten(1, (-1, 2)))
-        state, states = x, []
-        for control in controls.unbind(1):
+        numbers = self.net(seen).unflatten(1, (len(first), -1, 2)) + first
+        controls = low + (high - low) * torch.sigmoid(2 * numbers)
+        state, states = x.unsqueeze(1).expand(-1, len(first), -1), []
+        for control in controls.unbind(2):
             state = moved(state, control)
             states.append(state)
-        return torch.cat([torch.stack(states, 1).flatten(1), controls.flatten(1)], 1)
+        return torch.cat([torch.stack(states, 2).flatten(2), controls.flatten(2)], 2).flatten(1)
 
 
 def moved(state: Tensor, control: Tensor) -> Tensor:
-    """(B, 3) the states after a step of time."""
-    angle, speed = state[:, 2], control[:, 0]
-    return state + STEP * torch.stack([speed * angle.cos(), speed * angle.sin(), control[:, 1]], 1)
+    """(..., 3) the states after a step of time."""
+    angle, speed = state[..., 2], control[..., 0]
+    return state + STEP * torch.stack([speed * angle.cos(), speed * angle.sin(), control[..., 1]], -1)
 
 
 class Drive(NamedTuple):
@@ -148,7 +161,8 @@ class MPC(Problem):
     """
 
     starts = 3  # the optimum may pass on either side
-    recipe: ClassVar[Mapping[str, Any]] = {"start": 20, "standardise": False}  # to the nearest plan; see `network`
+    # a plan a side, see `network`; through the projection training is steadier than through the repair alone
+    recipe: ClassVar[Mapping[str, Any]] = {"candidates": 2, "start": 20, "standardise": False}
     goal = GOAL[:2]
     low: Tensor
     high: Tensor
@@ -188,8 +202,11 @@ class MPC(Problem):
 
     def network(self, build: Callable[[int, int], nn.Module], inputs: int, outputs: int) -> nn.Module:
         """Of controls, which are driven; as it is for methods that predict something else than plans."""
-        plans = outputs == self.size
-        return Shooting(build(inputs, 2 * self.horizon), (self.low, self.high)) if plans else build(inputs, outputs)
+        count, rest = divmod(outputs, self.size)
+        if rest:
+            return build(inputs, outputs)
+        first = self.guesses[:count] if 1 < count <= len(self.guesses) else None
+        return Shooting(build(inputs, 2 * self.horizon * count), (self.low, self.high), first)
 
     def paths(self, y: Tensor, x: Tensor) -> Tensor:
         """(B, horizon + 1, 3) the states of plans, the first among them."""

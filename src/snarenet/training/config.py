@@ -100,7 +100,8 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         inputs = problem.split("train")
         inputs = problem.seen(inputs if len(inputs) else problem.inputs)
         units = Units.of(inputs, inputs.new_zeros(1, outputs))
-        if outputs == problem.size:
-            map = problem.constraints.at(problem.inputs.new_zeros(1, outputs), problem.inputs[:1]).map
-            units.centre, units.scale = found.centre, (_WIDE if map.diagonal_hessian else _NARROW) * found.scale
+        if outputs == self.candidates * problem.size:
+            map = problem.constraints.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1]).map
+            scale = (_WIDE if map.diagonal_hessian else _NARROW) * found.scale
+            units.centre, units.scale = found.centre.repeat(self.candidates), scale.repeat(self.candidates)
         return units

@@ -198,7 +198,7 @@ class Session:
                     self.average.update_parameters(self.model)
         largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]
         lines = [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
-        self.stepper.review_record(max(line["failed"] for line in lines))
+        self.stepper.review_record(*(max(line[name] for line in lines) for name in ("failed", "steps")))
         return lines
 
     def _batches(self) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
 r"""`find`: where the solutions of a problem typically lie, how far from there, and how dear it is to move a variable.
 
 A few training inputs tell: from a repaired point of each, interior-point steps lead nearly to a local optimum
-(`optimum/descent.py`). With the spread $s_j$ of what was found and the mean second derivatives $h_j$ of f there,
+(`optimum/descent.py`). With the spread $s_j$ of most that was found and the mean second derivatives $h_j$ of f there,
 
 $$ W_{jj} = \frac{\max(u_j,\ 0.3\, \bar u)}{s_j^2}, \qquad u_j = \max(h_j, 0)\, s_j^2 : $$
 
@@ -26,6 +26,7 @@ _ENTRIES = 2**14  # of a solution, in all samples together: those of large probl
 _ROOM = 0.1  # of the room between the bounds of a variable, or of its size: a unit
 _FLOOR = 0.3  # of the mean: weights that are more even are easier to project with, see `problems/separable.py`
 _LEAST = 0.1  # of the middle spread: that of a variable which is the same for all inputs
+_MOST, _NORMAL = 0.8, 1.2816  # share of the samples that are within a spread, and that quantile of a normal deviation
 _FLAT = 1e-9  # a curvature that changes the slope by so little is rounding
 _SURE = Options(tol=1e-6, rescue=True, start=None)
 _FINE = Options(tol=1e-6, start=None)
@@ -102,8 +103,11 @@ def _units(problem: Problem, y: Tensor, x: Tensor) -> Tensor:
 
 
 def _spread(y: Tensor) -> Tensor:
-    """(n,) the deviation of each variable, floored; 1 where all samples are the same."""
-    spread = y.std(0, correction=0)
+    """(n,) the deviation of each variable, floored; 1 where all samples are the same.
+
+    By a quantile: a variable that leaves its bound in a few extreme samples alone is dear to move in all others.
+    """
+    spread = (y - y.median(0).values).abs().quantile(_MOST, 0) / _NORMAL
     varies = spread[spread > 0]
     return spread.clamp(min=_LEAST * varies.median().item()) if len(varies) else torch.ones_like(spread)
 

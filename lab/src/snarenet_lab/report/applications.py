@@ -70,6 +70,7 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     left_out = f"; {summary['infeasible']} without a feasible point" if summary.get("infeasible") else ""
     config = runs[0].config
     seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
+    seeds += f", {duration(float(np.mean([_seconds(run) for run in runs])))} on {_device(runs[0])}"
     cells = (
         "**snarenet**",
         f"{_setting(runs[0])}; {seeds}",
@@ -80,6 +81,16 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
         duration(float(np.mean([one["seconds"]["model"] for one, _ in each]))),
     )
     return dict(zip(_KEYS, cells, strict=True))
+
+
+def _seconds(run: Run) -> float:
+    """Of training."""
+    return run.metrics()[-1]["seconds"]
+
+
+def _device(run: Run) -> str:
+    found = (run.environment() or {}).get("device", "cpu")
+    return "a CPU" if found == "cpu" else f"an {found}"
 
 
 def _percent(share: float) -> str:

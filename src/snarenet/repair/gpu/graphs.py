@@ -117,6 +117,13 @@ def _warm_up_backward(device: torch.device) -> None:
 
 
 @contextmanager
+def recording_into(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Record what is done in the block; what other threads do meanwhile, a compiler's for instance, spoils nothing."""
+    with keeping_graphs(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        yield
+
+
+@contextmanager
 def keeping_graphs() -> Iterator[None]:
     """For recording: no graph that is garbage is freed in the meantime, which would spoil the one being recorded."""
     gc.collect()

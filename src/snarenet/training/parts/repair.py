@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from snarenet.damping import Annealed, Constant
-from snarenet.layers import Layer, build, layer_class
+from snarenet.layers import BestOfLayer, Layer, build, layer_class
 from snarenet.problems import Problem
 from snarenet.repair import Nearest, Options, Start
-from snarenet.training.parts.base import Count, Part, Ratio, Weight
+from snarenet.training.parts.base import Count, Part, Ratio, Size, Weight
 from snarenet.training.recipes import Setting, settings
 from snarenet.training.typical import Found, find
 
@@ -25,6 +25,9 @@ class Repair(Part):
     pretrain: Count = 0
     """Steps of a method's own training before the network's (HProj); 0 for the method's number."""
 
+    candidates: Size = 1
+    """Points that the network predicts for every input; each is repaired, and the best one counts. More than one where
+    the best point jumps as the input changes: past an obstacle on either side, say. See `BestOfLayer`."""
     start: Literal["auto", "none"] | Count = "auto"
     """Where the repair begins: "auto" at the nearest point of the set, or near it, as its rows allow, "none" at the
     prediction (the paper); a number is that of iterations towards the nearest point. Gaps are much smaller."""
@@ -82,6 +85,8 @@ class Repair(Part):
                 weights = (find(problem) if found is None else found).weights
             kept = None if weights is None else weights.detach().clone()  # the layer's own: a loaded run writes to it
             chosen = {**vars(self.options(self.test_tol, problem)), "weights": kept}
+            if self.candidates > 1:
+                return BestOfLayer(problem.constraints, problem.objective, self.candidates, **chosen)
         else:
             chosen = settings(self.method, self.setting, problem.name)
             if self.method == "dc3" and problem.guesses is not None:

@@ -1,0 +1,90 @@
+"""`BestOfLayer`: several predictions a sample, each repaired, and the best of them returned.
+
+Where a set has several pieces, or an objective several valleys, the best point jumps as the input changes, and a
+network, which is continuous, cannot follow. With two predictions it need not: each stays in a piece of its own, and
+what is returned jumps between them. In training one of them, drawn at random, stands for its sample: so all of them
+learn, and a step takes no longer than with one. (Were the best one trained alone, the others would be lost.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from snarenet.constraints import Constraints
+from snarenet.layers.snare import SnareLayer
+from snarenet.repair import Explanation
+from snarenet.repair.options import check_count
+from snarenet.solution import Solution
+
+
+class BestOfLayer(SnareLayer):
+    """Repairs `count` predictions for every sample, and returns the feasible point with the least objective.
+
+    In training mode it repairs and returns one of them, drawn at random.
+
+    Args:
+        constraints: the set to obey.
+        objective: f(y, x) of a batch, (B,): what decides between feasible points.
+        count: predictions a sample; a network predicts so many points, one after the other, (B, count * n).
+        options: those of `SnareLayer`, but `record`.
+
+    Example:
+        >>> import torch, snarenet as sn
+        >>> outside = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, 1.0)  # of the unit circle
+        >>> layer = sn.BestOfLayer(outside, lambda y, x: (y - x).square().sum(1), 2).eval()
+        >>> y = torch.tensor([[0.9, 0.0, -0.9, 0.0]], dtype=torch.float64)  # a point on the right, one on the left
+        >>> layer(y, torch.tensor([[-0.5, 0.0]], dtype=torch.float64)).round(decimals=6)
+        tensor([[-1.,  0.]], dtype=torch.float64)
+    """
+
+    title = "SnareNet, best of several"
+
+    def __init__(
+        self, constraints: Constraints, objective: Callable[[Tensor, Any], Tensor], count: int, **options: Any
+    ) -> None:
+        check_count("count", count, 1)
+        if options.get("record"):
+            raise ValueError("`record` is not an option here: record the whole training step")
+        super().__init__(constraints, **options)
+        self.objective, self.count = objective, count
+
+    def predictions(self, size: int) -> int:
+        return self.count * size
+
+    def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+        y = self._apart(y)
+        if self.training:
+            drawn = torch.randint(self.count, (len(y) // self.count,), device=y.device)
+            return super().repair(y[_places(drawn, self.count)], x, relax)
+        x = tree_map_only(Tensor, lambda leaf: leaf.repeat_interleave(self.count, 0), x)
+        return self._best(super().repair(y, x, relax), x)
+
+    def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
+        return super().explain(None if y is None else self._apart(y)[:: self.count], x)
+
+    def _apart(self, y: Tensor) -> Tensor:
+        """(B count, n) the predictions (B, count n) of each sample, one after the other."""
+        if y.ndim != 2 or y.shape[1] % self.count:
+            raise ValueError(f"`y` must have shape (B, {self.count} n), but got {tuple(y.shape)}")
+        return y.unflatten(1, (self.count, -1)).flatten(0, 1)
+
+    def _best(self, found: Solution, x: Any) -> Solution:
+        """Of the solutions of every sample, the best: first by its violation, if it is outside, then by f."""
+        with torch.no_grad():
+            outside = torch.where(found.converged, 0.0, found.violation)
+            value = torch.where(found.converged, self.objective(found.value, x), 0.0)
+            order = torch.stack([outside, value], 0).unflatten(1, (-1, self.count))
+            outside, value = order.nan_to_num(torch.inf)
+            least = outside == outside.amin(1, keepdim=True)
+            best = _places(torch.where(least, value, torch.inf).argmin(1), self.count)
+        return Solution(*(tensor[best] for tensor in found))
+
+
+def _places(chosen: Tensor, count: int) -> Tensor:
+    """(B,) where the chosen ones are, if there are `count` a sample, one after the other."""
+    return chosen + count * torch.arange(len(chosen), device=chosen.device)
