@@ -173,6 +173,21 @@ def test_a_shooting_network_obeys_the_dynamics() -> None:
     assert problem.constraints.violation(model(x), x).max() <= 1e-8
 
 
+def test_a_plan_a_side() -> None:
+    """An untrained network of several plans passes the ellipse on the sides of the first guesses."""
+    problem = mpc(20)
+    model = sn.TrainConfig.recipe("best", problem, width=8).build(problem)
+    x = problem.inputs[:6].float()
+    above, below = model.net(x).unflatten(1, (2, -1)).unbind(1)
+    assert isinstance(model.layer, sn.BestOfLayer)
+    assert (above[:, 1 : 3 * 20 : 3].amax(1) > below[:, 1 : 3 * 20 : 3].amax(1) + 0.3).all()
+    rows = problem.constraints.value(torch.cat([above, below]).double(), problem.inputs[:6].repeat(2, 1))
+    assert rows[:, :60].abs().max() < 1e-5  # both are driven
+    found = model.eval().solve(problem.inputs[:6])
+    assert found.converged.all()
+    assert found.value.shape == (6, 100)
+
+
 def test_training_builds_a_shooting_network() -> None:
     problem = mpc(6)
     net = sn.TrainConfig(width=8).build(problem).net

@@ -294,7 +294,7 @@ class TestStack:
         family, chosen = problem(), config(clip=1e-3)
         models = [chosen.replace(seed=seed).build(family) for seed in SEEDS]
         stepper = Stepper(stacking.stack(models), family, chosen, Group(), len(models))
-        stepper(family.inputs[:9], 0.0, False, 0.0)
+        stepper(family.inputs[:9], 0.0, False, 0.0, 0.0)
         norms = torch.stack([p.grad.flatten(1).norm(dim=1) for p in stepper.parameters if p.grad is not None])
         torch.testing.assert_close(norms.norm(dim=0), torch.full((3,), 1e-3, dtype=torch.float64), rtol=1e-2, atol=0.0)
 

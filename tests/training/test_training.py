@@ -365,6 +365,21 @@ class TestRun:
         assert json.loads((run.path / "environment.json").read_text())["torch"] == torch.__version__
         assert sn.Run.open(run.path).config == chosen
 
+    def test_several_candidates(self, tmp_path: Path) -> None:
+        """All learn, what is evaluated is the best, and a run that was stopped goes on as if it had not been."""
+        family, chosen = problem(), config(epochs=6, candidates=2)
+        model = chosen.build(family)
+        before = [part.clone() for part in model.net[-1].weight.detach().chunk(2)]
+        run = sn.Trainer(chosen, tmp_path / "run", quiet=True).fit(model, family)
+        assert all(not torch.equal(a, b) for a, b in zip(before, model.net[-1].weight.chunk(2), strict=True))
+        x = family.split("test")
+        each = [sn.SnareLayer(family.constraints, weights=model.layer.metric) for _ in range(2)]
+        raw = model.raw(x).chunk(2, 1)
+        values = torch.stack([family.objective(layer(y, x), x) for layer, y in zip(each, raw, strict=True)])
+        torch.testing.assert_close(family.objective(model(x), x), values.amin(0), rtol=1e-6, atol=1e-8)
+        assert torch.equal(sn.load_model(run.path)(x), model(x))
+        assert run.metrics()[-1]["valid"]["converged"] == 1
+
     def test_too_few_instances_to_validate(self, tmp_path: Path) -> None:
         family = problem(instances=5)
         run = fit(tmp_path, family)

@@ -13,9 +13,9 @@ gradient. It has the units of the loss, whatever those of the loss, of y and of 
 so that a network need not learn to be feasible where a projection sees to that; one that is stuck far away is pulled by
 a share s of the gradient that the loss has.
 
-A repair that begins at the prediction is another matter: the farther away, the more tangled the map from prediction to
-output. Without a pull predictions drift off in a long training, and the gap grows again; with r = 0 they come to lie
-next to the set, and repairs take two or three steps. A few samples far away must not feel more than the share s: with
+Curved rows are another matter: the farther away a prediction, the more tangled the map from it to the output. Without a
+pull predictions drift off in a long training, and the gap grows again; with r = 0 they come to lie next to the set, and
+repairs take two or three steps. A few samples far away must not feel more than the share s: with
 r = 0 the sum of squares q is replaced by $2 t (\sqrt{t^2 + q} - t)$, where t is the root in the denominator of c.
 """
 
@@ -37,7 +37,7 @@ def proximity(
     raw: Tensor,
     loss: Tensor,
     weights: Tensor | None = None,
-    share: float = 1.0,
+    share: float | Tensor = 1.0,
     reach: float = REACH,
     *,
     seeds: int = 1,

@@ -86,7 +86,7 @@ class Shooting(nn.Module):
     Args:
         net: from x (B, 3) to 2 horizon numbers a plan, which are squashed into the limits of speed and turn.
         inputs: lowest and highest x, both (3,), which net sees as -1 and 1; None for x as it is.
-        first: (k, n) plans whose controls an untrained network is to predict about; None for one of middling controls.
+        first: (k, horizon, 2) controls that an untrained network is to predict about; None for one of middling ones.
     """
 
     low: Tensor
@@ -105,13 +105,8 @@ class Shooting(nn.Module):
         self.register_buffer("width", ((high - low) / 2).float())
         for name, side in zip(("low", "high"), _LIMITS, strict=True):
             self.register_buffer(name, torch.tensor(side))
-        self.register_buffer("first", torch.zeros(1, 1, 2) if first is None else self._squashed(first))
-
-    def _squashed(self, plans: Tensor) -> Tensor:
-        """(k, horizon, 2) what the network's numbers are counted from, for these plans."""
-        controls = plans[:, 3 * plans.shape[1] // 5 :].unflatten(1, (-1, 2)).to(self.low)
-        share = (controls - self.low) / (self.high - self.low)
-        return share.clamp(_EDGE, 1 - _EDGE).logit() / 2
+        share = torch.full((1, 1, 2), 0.5) if first is None else (first.to(self.low) - self.low) / (self.high - self.low)
+        self.register_buffer("first", share.clamp(_EDGE, 1 - _EDGE).logit() / 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 5 horizon k) plans, one after the other: states, then controls."""
@@ -162,7 +157,7 @@ class MPC(Problem):
 
     starts = 3  # the optimum may pass on either side
     # a plan a side, see `network`; through the projection training is steadier than through the repair alone
-    recipe: ClassVar[Mapping[str, Any]] = {"candidates": 2, "start": 20, "standardise": False}
+    recipe: ClassVar[Mapping[str, Any]] = {"candidates": 2, "head": 0.1, "start": 20, "standardise": False}
     goal = GOAL[:2]
     low: Tensor
     high: Tensor
@@ -205,7 +200,8 @@ class MPC(Problem):
         count, rest = divmod(outputs, self.size)
         if rest:
             return build(inputs, outputs)
-        first = self.guesses[:count] if 1 < count <= len(self.guesses) else None
+        sides = (1.0, -1.0, 0.0)[:count]
+        first = torch.stack([steered(self.horizon, side) for side in sides]) if 1 < count == len(sides) else None
         return Shooting(build(inputs, 2 * self.horizon * count), (self.low, self.high), first)
 
     def paths(self, y: Tensor, x: Tensor) -> Tensor:
@@ -263,12 +259,27 @@ def clearance(state: Tensor) -> Tensor:
 
 def arc(horizon: int, side: float = 1.0) -> Tensor:
     """(n,) a plan past the ellipse: above it for a `side` of 1, below for -1, straight through it for 0."""
+    path, change, angle = _way(horizon, side)
+    states = torch.cat([path[1:], torch.cat([angle[1:], angle[-1:]]).unsqueeze(1)], 1)
+    turn = torch.cat([angle.diff() / STEP, angle.new_zeros(1)]).clamp(_LIMITS[0][1], _LIMITS[1][1])
+    return torch.cat([states.flatten(), torch.stack([change.norm(dim=1) / STEP, turn], 1).flatten()])
+
+
+def steered(horizon: int, side: float = 1.0) -> Tensor:
+    """(horizon, 2) the controls of a vehicle that heads for the goal at first and is steered along `arc`."""
+    _, change, angle = _way(horizon, side)
+    turns, heading = [], 0.0
+    for wanted in [*angle[1:].tolist(), 0.0]:
+        turns.append(min(max((wanted - heading) / STEP, _LIMITS[0][1]), _LIMITS[1][1]))
+        heading += STEP * turns[-1]
+    return torch.stack([change.norm(dim=1) / STEP, torch.tensor(turns, dtype=torch.float64)], 1)
+
+
+def _way(horizon: int, side: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(horizon + 1, 2) points from (-3, 0) to the goal, the steps between them, and their (horizon,) angles."""
     share = torch.linspace(0, 1, horizon + 1, dtype=torch.float64)
     share = (share * max(1.0, horizon * STEP / 5)).clamp(max=1.0)  # 5 s on the way, then at rest
     path = torch.stack([-3 + 6.5 * share, 1.6 * side * (math.pi * share).sin()], 1)
     change = path.diff(dim=0)
     angle = torch.atan2(change[:, 1], change[:, 0])
-    angle = torch.where(change.norm(dim=1) > 0, angle, 0.0)
-    states = torch.cat([path[1:], torch.cat([angle[1:], angle[-1:]]).unsqueeze(1)], 1)
-    turn = torch.cat([angle.diff() / STEP, angle.new_zeros(1)]).clamp(_LIMITS[0][1], _LIMITS[1][1])
-    return torch.cat([states.flatten(), torch.stack([change.norm(dim=1) / STEP, turn], 1).flatten()])
+    return path, change, torch.where(change.norm(dim=1) > 0, angle, 0.0)

@@ -100,8 +100,9 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         inputs = problem.split("train")
         inputs = problem.seen(inputs if len(inputs) else problem.inputs)
         units = Units.of(inputs, inputs.new_zeros(1, outputs))
-        if outputs == self.candidates * problem.size:
+        points, rest = divmod(outputs, problem.size)
+        if not rest:
             map = problem.constraints.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1]).map
             scale = (_WIDE if map.diagonal_hessian else _NARROW) * found.scale
-            units.centre, units.scale = found.centre.repeat(self.candidates), scale.repeat(self.candidates)
+            units.centre, units.scale = found.centre.repeat(points), scale.repeat(points)
         return units

@@ -193,7 +193,7 @@ class Session:
         with at(layer, tol, self.stepper.record if self.stepper.records else most, "ignore"):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
-                self.stepper(x, relax, soft, lr)
+                self.stepper(x, relax, soft, lr, (step + i) / steps)
                 if self.average is not None:
                     self.average.update_parameters(self.model)
         largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]

@@ -101,5 +101,10 @@ def _start(problem: Problem) -> Start:
     Onto rows of any kind the projection takes four to five times as long as the repair in the metric. After as many
     steps the gap is half as large, in the same time it is larger (AC-OPF with 118 buses).
     """
+    return "auto" if plain_rows(problem) else None
+
+
+def plain_rows(problem: Problem) -> bool:
+    """Are all rows linear with one matrix for all inputs, or have they diagonal Hessians?"""
     map = problem.constraints.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1]).map
-    return "auto" if map.diagonal_hessian or all(part.constant for part in map.parts) else None
+    return map.diagonal_hessian or all(part.constant for part in map.parts)
