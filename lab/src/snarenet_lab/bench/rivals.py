@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -159,13 +159,13 @@ def _ray(problem: Problem, x: Tensor) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(x.dtype)  # it makes its tensors without saying which
     try:
-        with redirect_stderr(io.StringIO()):  # where it shows its progress
-            convex = ConvexConstraints(
-                LinearConstraint(A, bound, C, right[:, None]),
-                [ConvexQuadraticConstraint(2 * np.diag(h), g[:, None], np.array([[-u]])) for h, g, u in curved],
-                y0=np.asarray(y.value)[:, None],
-            )
-            return ConstraintModule(convex, create_map=False).to(x.device)
+        convex = ConvexConstraints(
+            LinearConstraint(A, bound, C, right[:, None]),
+            [ConvexQuadraticConstraint(2 * np.diag(h), g[:, None], np.array([[-u]])) for h, g, u in curved],
+            y0=np.asarray(y.value)[:, None],
+            do_preprocessing_linear=False,  # which equalities there are is known
+        )
+        return ConstraintModule(convex, create_map=False).to(x.device)
     finally:
         torch.set_default_dtype(before)
 
