@@ -3,9 +3,9 @@
 Every method gets the same predictions, C^+ x + s N(0, I) on the paper's test inputs, in float64, and must bring the
 worst sample to the tolerance. Where a method has a setting that decides its speed, some are tried and the fastest that
 reaches the tolerance on these very inputs counts; ours keep theirs, but for how many steps are recorded. One that does
-not reach it has its violation in place of a time. "Distance" is the mean of |y - y_hat|. Pi-net, cvxpylayers, qpth, POUNCE,
-Moreau and KKT-HardNet look for the nearest point, which makes it smallest; SnareNet with `nearest` begins near it; the
-others do not look. RAYEN takes sets that do not depend on x: in its setup all samples have the same input.
+not reach it has its violation in place of a time. "Distance" is the mean of |y - y_hat|. Pi-net, cvxpylayers, qpth,
+POUNCE, Moreau and KKT-HardNet look for the nearest point, which makes it smallest; SnareNet with `nearest` begins near
+it; the others do not look. RAYEN takes sets that do not depend on x: in its setup all samples have the same input.
 
 Memory is what building the method and one pass add at the peak: on a GPU to what torch has allocated, on a CPU to the
 resident size of a new process; for the original Pi-net and KKT-HardNet, which JAX compiles before the clock starts,
@@ -340,9 +340,7 @@ def _elsewhere(
         violation, moved = float(found["violation"][i]), found["value"][i] - plain["y"]
         ms = 1e3 * float(found["seconds"][i]) if violation <= tol else None
         distance = float(((moved**2).sum(1) ** 0.5).mean())
-        passes.append(
-            Pass(violation, distance, int(found["count"][i]), float(settings[i]), ms, float(found["mib"][i]))
-        )
+        passes.append(Pass(violation, distance, int(found["count"][i]), float(settings[i]), ms, float(found["mib"][i])))
     return passes
 
 
