@@ -157,7 +157,7 @@ METHODS: dict[str, Method] = {
     ),
     "qpth": Method(qpth, (1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12), "eps", "qpth", linear=True),
     "enforce-nn": Method(enforce, (1e-4, 1e-6, 1e-8, 1e-10, 1e-12), "smoothing", "enforce"),
-    "POUNCE": Method(pounce, (1e-6, 1e-8, 1e-10), "tol", "pounce", cpu=True),
+    "POUNCE": Method(pounce, (1e-6, 1e-8), "tol", "pounce", cpu=True),
     "Moreau": Method(moreau, package="moreau"),
     "KKT-HardNet": Method(None, label="gn_reg", package="kkthn", elsewhere=kkt_hardnet),
     "RAYEN": Method(rayen, package="rayen", fixed=True),

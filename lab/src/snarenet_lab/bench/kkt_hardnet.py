@@ -24,7 +24,7 @@ import numpy as np
 
 Arrays = dict[str, Any]
 
-REGULARISATIONS = (1e-5, 1e-7, 1e-9)
+REGULARISATIONS = (1e-7, 1e-9)
 MOST, SECONDS, FEW = 100, 3.0, 3  # Gauss-Newton steps; seconds of passes on the clock, and how many at least
 
 
