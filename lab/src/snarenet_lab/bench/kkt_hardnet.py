@@ -7,8 +7,8 @@ y, multipliers and slacks,
 $$ y - \hat y + J^\top (\lambda, \mu) = 0, \quad C y = x, \quad g(y) + s = u, \quad
 \sqrt{\mu_i^2 + s_i^2 + \epsilon^2} = \mu_i + s_i, $$
 
-and the gradient by the implicit function theorem. Its defaults, steps of one half and `gn_reg` 1e-3, do not reach 1e-6
-in 100 steps on NCLP; here the first trial step is a whole one, and `gn_reg` the fastest of `REGULARISATIONS`.
+and the gradient by the implicit function theorem. Its defaults, steps of one half and `gn_reg` 1e-3, did not bring 20
+predictions of NCLP to 1e-6 in 100 steps; here the first trial step is a whole one, `gn_reg` one of `REGULARISATIONS`.
 """
 
 from __future__ import annotations
