@@ -1,17 +1,26 @@
-# make demo, test, lint, docs, bench, fuzz, docs-tables: each creates the virtual environment and installs what it needs.
+# make demo, test, test-versions, lint, docs, bench, fuzz, docs-tables: each creates the virtual environment and installs what it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c pins.txt
 
-.PHONY: demo test lint docs bench fuzz docs-tables clean
+VERSIONS ?= 3.10 3.11 3.12 3.13
+
+.PHONY: demo test test-versions lint docs bench fuzz docs-tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/snarenet demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+# the same with every supported Python that is here, each in an environment of its own
+test-versions:
+	@for version in $(VERSIONS); do \
+	  if ! python$$version --version 2> /dev/null; then echo "python$$version is not here: not tested"; continue; fi; \
+	  $(MAKE) test PYTHON=python$$version VENV=build/python$$version || exit 1; \
+	done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

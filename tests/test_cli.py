@@ -226,6 +226,23 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.find_device("auto") == torch.device("cpu")
 
 
+@pytest.mark.parametrize("command", ["", "demo", "train", "evaluate", "report"])
+def test_help_is_a_screen_with_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty lines, but for `train`, which has all fields of the configuration; examples name options that exist."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        run(*command.split(), "--help")
+    printed = capsys.readouterr().out
+    examples, options = printed.split("Examples:\n")[1].split("\n\n", 1)
+    assert all(line.startswith(f"    snarenet {command}") for line in examples.splitlines())
+    assert len(examples.splitlines()) >= 2
+    named = [word for word in examples.split() if word.startswith("--")]
+    assert [word for word in named if command and word not in options] == []
+    assert command == "train" or len(printed.splitlines()) <= 50
+
+
 class TestWithoutTheLab:
     @pytest.fixture(autouse=True)
     def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import snarenet as sn
 
 ROOT = Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+(VERSION,) = re.findall(r'^version = "(.*)"', PROJECT, re.M)
 
 
 def python(code: str, *options: str) -> str:
@@ -103,6 +108,49 @@ def test_the_wheel_is_the_library(built: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == {name.removeprefix("src/") for name in files("src")}
     assert {Path(name).suffix for name in names} == {".cpp", ".py", ".typed", ".cu", ".cuh", ".js", ".css"}
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_in_a_clean_environment(built: Path, tmp_path: Path, kind: str) -> None:
+    """Wheel and source distribution alike: the library imports, knows its version, and has its command."""
+    (archive,) = built.glob(kind)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *offline, "-w", str(tmp_path), str(archive)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    clean = tmp_path / "clean"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(clean)], check=True)
+    subprocess.run([*pip, "--python", str(clean / "bin/python"), "install", *offline, str(wheel)], check=True)
+    (site,) = clean.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():  # torch and all others, but nothing of ours
+        if "snarenet" not in entry.name and not (site / entry.name).exists():
+            (site / entry.name).symlink_to(entry)
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def output(*command: str) -> str:
+        options: dict[str, Any] = {"check": True, "capture_output": True, "text": True, "cwd": tmp_path, "env": outside}
+        return subprocess.run([str(clean / "bin" / command[0]), *command[1:]], **options).stdout
+
+    where, version = output("python", "-c", "import snarenet as sn; print(sn.__file__, sn.__version__)").split()
+    assert Path(where) == site / "snarenet" / "__init__.py"
+    assert version == VERSION
+    assert "snarenet train nclp" in output("snarenet", "--help")
+
+
+def test_one_version() -> None:
+    """That of the library is also that of its lab, of the citation and of the newest changes."""
+    lab = (ROOT / "lab" / "pyproject.toml").read_text()
+    assert f'\nversion = "{VERSION}"\n' in lab
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == VERSION
+
+
+def test_the_supported_versions_are_those_of_make() -> None:
+    """`make test-versions` runs those that the metadata name."""
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
+    (tested,) = re.findall(r"^VERSIONS \?= (.*)", (ROOT / "Makefile").read_text(), re.M)
+    assert tested.split() == named
+    assert f'requires-python = ">={named[0]}"' in PROJECT
 
 
 @pytest.mark.slow

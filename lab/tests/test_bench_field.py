@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 import snarenet as sn
 from snarenet.reference.engines import Clarabel
 from snarenet.reference.program import QuadraticRows, Structured
-from snarenet_lab.bench import field, original, parallel, race
+from snarenet_lab.bench import field, kkt_hardnet, original, parallel, race
 from snarenet_lab.bench.common import Benchmark
 from snarenet_lab.bench.field import Setup
-from snarenet_lab.bench.rivals import pieces
+from snarenet_lab.bench.rivals import pieces, qpth
 
 CPU = torch.device("cpu")
 SIZES = {"size": 8, "inequalities": 4, "equalities": 3, "instances": 120}
@@ -108,8 +109,64 @@ class TestField:
     def test_qpth_finds_the_nearest_points(self) -> None:
         pytest.importorskip("qpth")
         problem, y, x = NCLP.load(CPU)
-        value, _ = field.METHODS["qpth"].build(problem, 1e-8, 1e-10)(y, x)
+        value, _ = qpth(problem, 1e-8, 1e-10)(y, x)
         torch.testing.assert_close(value.detach(), nearest(NCLP), rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(("name", "package"), [("POUNCE", "pounce"), ("Moreau", "moreau")])
+    def test_others_that_find_the_nearest_points(self, name: str, package: str) -> None:
+        pytest.importorskip(package)
+        for setup in (NCLP, QCQP):
+            problem, y, x = setup.load(CPU)
+            build = field.METHODS[name].build
+            assert build is not None
+            value, _ = build(problem, 1e-8, field.METHODS[name].settings[-1])(y, x)
+            assert problem.constraints.violation(value.detach(), x).max() <= 1e-8
+            if setup is NCLP:
+                torch.testing.assert_close(value.detach(), nearest(NCLP), rtol=0, atol=1e-6)
+            value.square().sum().backward()
+            assert y.grad is not None
+            assert y.grad.isfinite().all()
+
+    @pytest.mark.parametrize("setup", [NCLP, QCQP], ids=["nclp", "qcqp"])
+    def test_rayen_stops_on_the_way_to_the_prediction(self, setup: Setup) -> None:
+        """Every result is a point of the set between one point inside and the prediction on C y = x."""
+        pytest.importorskip("rayen")
+        problem, y, x = replace(setup, fixed=True).load(CPU)
+        build = field.METHODS["RAYEN"].build
+        assert build is not None
+        value, _ = build(problem, 1e-8, None)(y, x)
+        assert problem.constraints.violation(value.detach(), x).max() <= 1e-8
+        C = pieces(problem)[-1]
+        plane = y - (y @ C.T - x) @ torch.linalg.pinv(C).T
+        left = (plane - value).detach()
+        rays = torch.nn.functional.normalize(left[left.norm(dim=1) > 1e-6], dim=1)
+        points = value.detach()[left.norm(dim=1) > 1e-6]
+        projectors = torch.eye(problem.size, dtype=x.dtype) - rays.unsqueeze(2) * rays.unsqueeze(1)
+        where = torch.linalg.lstsq(projectors.sum(0), (projectors @ points.unsqueeze(2)).sum(0)).solution
+        missed = (projectors @ (points.unsqueeze(2) - where)).abs().max()  # all rays meet in one point
+        assert missed < 1e-6
+
+    def test_a_fixed_set(self, tmp_path: Path) -> None:
+        """All samples have one input, and predictions as far from its set as before; what needs such a set is here."""
+        _, y, x = NCLP.load(CPU)
+        problem, fixed, same = replace(NCLP, fixed=True).load(CPU)
+        assert (same == x[:1]).all()
+        right = torch.linalg.pinv(pieces(problem)[-1]).T
+        torch.testing.assert_close((fixed - same @ right).detach(), (y - x @ right).detach())
+        names = ["snarenet", "RAYEN"]
+        both = [NCLP, replace(NCLP, fixed=True)]
+        found = records(field.measure(CPU, tmp_path, both, [1e-6], names, repeats=2, memory=False))
+        assert [row["method"] for row in found] == ["snarenet", "snarenet", "RAYEN"]
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(kkt_hardnet.interpreter() is None, reason="kkt-hardnet is not installed")
+    @pytest.mark.parametrize("setup", [NCLP, QCQP], ids=["nclp", "qcqp"])
+    def test_kkt_hardnet(self, setup: Setup, tmp_path: Path) -> None:
+        """It comes as near to the predictions as a projection can."""
+        names = ["KKT-HardNet", "cvxpylayers"]
+        theirs, exact = records(field.measure(CPU, tmp_path, [setup], [1e-8], names, repeats=2, memory=False))
+        assert theirs["violation"] <= 1e-8
+        assert theirs["distance"] == pytest.approx(exact["distance"], rel=1e-4)
 
     @pytest.mark.slow
     def test_memory_in_a_process_of_its_own(self, tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ def test_each_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])
     assert stop.value.code == 0
-    assert f"snarenet {command}" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    examples, options = printed.split("Examples:\n")[1].split("\n\n", 1)
+    assert all(line.startswith(f"    snarenet {command} ") for line in examples.splitlines())
+    assert [word for word in examples.split() if word.startswith("--") and word not in options] == []
+    assert len(printed.splitlines()) <= 50
 
 
 def test_a_mistake_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ path of the page. snarenet-lab, in the folder `lab` of the repository, does both
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import sys
@@ -68,6 +69,11 @@ def train(
     """Train a model on a problem, then evaluate it on the test instances.
 
     A run that was stopped goes on with `--resume FOLDER` and the same options.
+
+    Examples:
+        snarenet train nclp --epochs 20 --out runs/first
+        snarenet train nclp --epochs 20 --resume runs/first
+        snarenet train acopf --sizes case 57_ieee sampler uniform --device cuda
     """
     family = _load(problem, sizes, device)
     folder = resume or out or default_folder(family)
@@ -93,7 +99,12 @@ def evaluate_run(
     engine: Engine = "ipopt",
     device: Device = "auto",
 ) -> None:
-    """Evaluate a trained model at any tolerance, next to a reference solver."""
+    """Evaluate a trained model at any tolerance, next to a reference solver.
+
+    Examples:
+        snarenet evaluate runs/first
+        snarenet evaluate runs/first --tol 1e-8 --engine none
+    """
     opened = Run.open(run)
     tol = opened.config.test_tol if tol is None else tol
     opened.config.options(tol)  # says what is wrong with it before the reference solver begins
@@ -102,7 +113,12 @@ def evaluate_run(
 
 
 def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
-    """Draw a run, or all results of a reproduction: one HTML page with figures and numbers."""
+    """Draw a run, or all results of a reproduction: one HTML page with figures and numbers.
+
+    Examples:
+        snarenet report runs/first
+        snarenet report reproduction
+    """
     writers = [write_report] if Run.exists(folder) else list(_installed("snarenet.reports").values())
     if not writers:
         raise RunError(f"{folder} holds no run; the report of a reproduction is made by {_MISSING}")
@@ -121,6 +137,10 @@ def demo(
 
     NCLP has 100 variables, 50 linear inequalities, 50 equalities and a non-convex objective; the figure is of two
     disks. `acopf` is optimal power flow on 30 buses, `mpc` the plan of a vehicle around an ellipse.
+
+    Examples:
+        snarenet demo
+        snarenet demo --problem mpc --out demo --epochs 5
     """
     small, most = _DEMOS[problem]
     family = _load(problem, small | sizes, "cpu")
@@ -264,8 +284,10 @@ def main(arguments: list[str] | None = None) -> None:
             raise ImportError(f"{command} is a command of {_MISSING}")
         if missing:
             about += f" {', '.join(missing)}: commands of {_MISSING}."
+        about += "\n\nExamples:\n    snarenet demo\n    snarenet train nclp --epochs 20\n    snarenet train --help"
         if command in commands:  # by itself: among others tyro's errors name a field that only tyro knows
-            tyro.cli(commands[command], prog=f"snarenet {command}", args=arguments[1:])
+            about = _about(commands[command])
+            tyro.cli(commands[command], prog=f"snarenet {command}", description=about, args=arguments[1:])
         else:
             tyro.extras.subcommand_cli_from_dict(commands, prog="snarenet", description=about, args=arguments)
     except KeyboardInterrupt:
@@ -284,6 +306,14 @@ def main(arguments: list[str] | None = None) -> None:
 def _installed(group: str) -> dict[str, Callable[..., Any]]:
     """The functions that installed packages add to a group of entry points."""
     return {entry.name: entry.load() for entry in entry_points(group=group)}
+
+
+def _about(command: Callable[..., Any]) -> str:
+    """The docstring of a command with its examples, which tyro leaves out: a paragraph a line, an example a line."""
+    text = inspect.getdoc(command.func if isinstance(command, partial) else command) or ""
+    words, _, examples = text.partition("\nExamples:\n")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in words.strip().split("\n\n")]
+    return "\n\n".join([*paragraphs, f"Examples:\n{examples}"] if examples else paragraphs)
 
 
 def _with_defaults(arguments: list[str]) -> Callable[..., None]:

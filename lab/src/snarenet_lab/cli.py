@@ -43,6 +43,10 @@ def reproduce(
     """Do tables and figures of the paper again: its numbers, our runs of its recipe and our best, side by side.
 
     What was stopped goes on with the same command; nothing is done twice.
+
+    Examples:
+        snarenet reproduce nclp qcqp
+        snarenet reproduce all --budget paper --device cuda --jobs 5
     """
     where = str(find_device(device))
     options = {"device": where, "jobs": jobs, "cluster": cluster, "stacked": stack_seeds, "engine": engine}
@@ -81,6 +85,10 @@ def compare(
     """Train every method on a problem, and put them side by side with classical solvers: a table and a figure.
 
     A comparison that was stopped goes on with the same command.
+
+    Examples:
+        snarenet compare nclp
+        snarenet compare qcqp --methods snare dc3 --seeds 1 --epochs 50 --set dc3.penalty 1
     """
     chosen = {name: literal(value) for name, value in changes.items()}
     plan = comparing.Plan(problem, sizes, methods, seeds, epochs, recipe, chosen, tol)
@@ -112,7 +120,12 @@ def bench(
         dict[str, str], arg(name="set", help="options of the item, as in: --set epochs 50")
     ] = _NO_CHANGES,
 ) -> None:
-    """Measure speed, memory and scaling, next to the authors' layer and to others; print the tables and keep them."""
+    """Measure speed, memory and scaling, next to the authors' layer and to others; print the tables and keep them.
+
+    Examples:
+        snarenet bench repair --device cpu
+        snarenet bench field --set problem nclp methods "('snarenet','qpth')"
+    """
     chosen = {name: literal(value) for name, value in options.items()}
     benchmarks.bench(item, find_device(device), out, **chosen)
     say(f"The tables are in {out}")
@@ -128,6 +141,10 @@ def fuzz(
     """Search for what breaks the promises of a repair: random sets, scales, precisions and options.
 
     A defect is printed as Python that reproduces it; the exit code is 1 if there is one.
+
+    Examples:
+        snarenet fuzz --samples 1000000 --seed 1
+        snarenet fuzz --only 17
     """
     torch.set_num_threads(1)  # batches are small
     search = searching.fuzz(samples, seed, seconds, only, most, report=lambda line: print(line, flush=True))

@@ -6,9 +6,10 @@ import difflib
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 from numbers import Integral, Real
-from typing import Any, get_args, get_type_hints
+from operator import or_
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from snarenet.problems.acopf import ACOPF
 from snarenet.problems.base import Outcome, Problem
@@ -74,7 +75,9 @@ def load(name: str, **sizes: Any) -> Problem:
 def _check(name: str, sizes: dict[str, Any]) -> None:
     """Raise unless the family has arguments of these names and kinds; which values make sense it says itself."""
     family = _FAMILIES[name]
-    kinds = get_type_hints((family.func if isinstance(family, partial) else family).__init__)
+    hints = get_type_hints((family.func if isinstance(family, partial) else family).__init__)
+    # Python 3.10 makes `int | None = None` an Optional
+    kinds = {key: reduce(or_, get_args(hint)) if get_origin(hint) is Union else hint for key, hint in hints.items()}
     known = list(inspect.signature(family).parameters)
     for key, value in sizes.items():
         if key not in known:

@@ -354,4 +354,5 @@ def test_nonnegative_least_squares() -> None:
         assert (weights >= 0).all()
         assert pull.max() <= 1e-13
         assert np.abs(pull[weights > 0]).max(initial=0.0) <= 1e-13
-        assert np.linalg.matrix_rank(columns[:, weights > 0]) == (weights > 0).sum()
+        if weights.any():  # older numpy has no rank of nothing
+            assert np.linalg.matrix_rank(columns[:, weights > 0]) == (weights > 0).sum()

@@ -3,12 +3,13 @@
 Every method gets the same predictions, C^+ x + s N(0, I) on the paper's test inputs, in float64, and must bring the
 worst sample to the tolerance. Where a method has a setting that decides its speed, some are tried and the fastest that
 reaches the tolerance on these very inputs counts; ours keep theirs, but for how many steps are recorded. One that does
-not reach it has its violation in place of a time. "Distance" is the mean of |y - y_hat|. Pi-net, cvxpylayers and qpth
-look for the nearest point, which makes it smallest; SnareNet with `nearest` begins near it; the others do not look.
+not reach it has its violation in place of a time. "Distance" is the mean of |y - y_hat|. Pi-net, cvxpylayers, qpth,
+POUNCE, Moreau and KKT-HardNet look for the nearest point, which makes it smallest; SnareNet with `nearest` begins near
+it; the others do not look. RAYEN takes sets that do not depend on x: in its setup all samples have the same input.
 
 Memory is what building the method and one pass add at the peak: on a GPU to what torch has allocated, on a CPU to the
-resident size of a new process; for the original Pi-net, which JAX compiles before the clock starts, what its compiler
-plans for a pass. Methods of packages that are missing are listed as such.
+resident size of a new process; for the original Pi-net and KKT-HardNet, which JAX compiles before the clock starts,
+what its compiler plans for a pass. Methods of packages that are missing are listed as such.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,10 +34,10 @@ from snarenet.layers import Layer, OptNetLayer, PiNetLayer, SnareLayer
 from snarenet.problems import Problem, load
 from snarenet.processes import scatter
 from snarenet.repair import Nearest
-from snarenet_lab.bench import original
+from snarenet_lab.bench import kkt_hardnet, original
 from snarenet_lab.bench.authors import repair_as_authors
 from snarenet_lab.bench.common import Benchmark, Ledger, hardware, median_ms, peak_growth_mib, synchronize
-from snarenet_lab.bench.rivals import enforce, pieces, qpth
+from snarenet_lab.bench.rivals import enforce, moreau, pieces, pounce, qpth, rayen
 from snarenet_lab.starts import start
 
 COLUMNS = (
@@ -51,21 +54,30 @@ Setting = float | None
 
 @dataclass(frozen=True)
 class Setup:
-    """Inputs to repair: a family with its sizes, how many predictions, and their noise s."""
+    """Inputs to repair: a family with its sizes, how many predictions, and their noise s; `fixed`: one x for all."""
 
     problem: str
     batch: int
     noise: float = 0.5
     sizes: dict[str, Any] = field(default_factory=dict)
+    fixed: bool = False
 
     def load(self, device: torch.device) -> tuple[Problem, Tensor, Tensor]:
         """The problem, predictions that need a gradient, and inputs."""
         problem = load(self.problem, **self.sizes).to(device)
         y, x = start(problem, self.noise, self.batch)
+        if self.fixed:
+            centre = torch.linalg.pinv(pieces(problem)[-1]).T
+            y, x = y + (x[:1] - x) @ centre, x[:1].expand_as(x).contiguous()
         return problem, y.requires_grad_(), x
 
 
-SETUPS = (Setup("nclp", 200), Setup("nclp", 200, noise=2.0), Setup("qcqp", 100))
+SETUPS = (
+    Setup("nclp", 200),
+    Setup("nclp", 200, noise=2.0),
+    Setup("qcqp", 100),
+    Setup("qcqp", 100, fixed=True),
+)
 
 
 @dataclass(frozen=True)
@@ -79,14 +91,20 @@ class Method:
         package: what must be installed, if not snarenet itself.
         linear: it takes linear constraints only.
         gpu: it is for GPUs only.
+        cpu: it is for CPUs only.
+        fixed: it takes sets that do not depend on x only.
+        elsewhere: the module that calls it in a process of its own; `build` is then not used.
     """
 
-    build: Callable[[Problem, float, Any], Repair]
+    build: Callable[[Problem, float, Any], Repair] | None
     settings: Sequence[Setting] = (None,)
     label: str = ""
     package: str = ""
     linear: bool = False
     gpu: bool = False
+    cpu: bool = False
+    fixed: bool = False
+    elsewhere: ModuleType | None = None
 
 
 def _ours(**options: Any) -> Callable[[Problem, float, Setting], Repair]:
@@ -126,7 +144,7 @@ METHODS: dict[str, Method] = {
     "snarenet, the same, nearest=20, recorded": _recorded(4, 6, 8, linear=True, damping=QUICK, start=Nearest(20)),
     "the authors' layer": Method(_authors, (0.01,), "damping"),
     "the authors' layer, best damping": Method(_authors, (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-6), "damping"),
-    ORIGINAL: Method(lambda problem, tol, _: _elsewhere(), label="sigma", package="pinet"),
+    ORIGINAL: Method(None, label="sigma", package="pinet", elsewhere=original),
     "Pi-net (ours)": Method(
         lambda problem, tol, sigma: _solve(PiNetLayer(problem.constraints, sigma=sigma, tol=tol, on_failure="ignore")),
         (0.14, 0.2, 0.28, 0.4),
@@ -139,11 +157,11 @@ METHODS: dict[str, Method] = {
     ),
     "qpth": Method(qpth, (1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12), "eps", "qpth", linear=True),
     "enforce-nn": Method(enforce, (1e-4, 1e-6, 1e-8, 1e-10, 1e-12), "smoothing", "enforce"),
+    "POUNCE": Method(pounce, (1e-6, 1e-8), "tol", "pounce", cpu=True),
+    "Moreau": Method(moreau, package="moreau"),
+    "KKT-HardNet": Method(None, label="gn_reg", package="kkthn", elsewhere=kkt_hardnet),
+    "RAYEN": Method(rayen, package="rayen", fixed=True),
 }
-
-
-def _elsewhere() -> Repair:
-    raise ValueError(f"{ORIGINAL} runs in a process of its own")
 
 
 class Pass(NamedTuple):
@@ -163,7 +181,8 @@ class _Case:
     def __init__(self, setup: Setup, device: torch.device, method: Method, tol: float, setting: Setting) -> None:
         self.device, self.setting = device, setting
         self.problem, self.y, self.x = setup.load(device)
-        self.build = lambda: method.build(self.problem, tol, setting)
+        assert method.build is not None
+        self.build = partial(method.build, self.problem, tol, setting)
         self.repair: Repair | None = None
 
     def step(self) -> tuple[Tensor, Any]:
@@ -219,7 +238,7 @@ def measure(
     ledger, machine = Ledger(out / "field.jsonl"), hardware(device)
     for setup in (setup for setup in setups if problem in (None, setup.problem)):
         linear = len(pieces(load(setup.problem, **setup.sizes))) == 3
-        chosen = [name for name in methods if (linear or not METHODS[name].linear) and _fits(METHODS[name], device)]
+        chosen = [name for name in methods if _fits(METHODS[name], setup, linear, device)]
         passes: dict[tuple[float, str], Pass | str] = {}
         for name in chosen:
             key = {
@@ -244,14 +263,16 @@ def measure(
     return Benchmark(title, COLUMNS, rows, f"snarenet bench field --device {device.type}", hardware(device))
 
 
-def _fits(method: Method, device: torch.device) -> bool:
-    return device.type == "cuda" or not method.gpu
+def _fits(method: Method, setup: Setup, linear: bool, device: torch.device) -> bool:
+    here = not (method.cpu if device.type == "cuda" else method.gpu)
+    return here and (linear or not method.linear) and (setup.fixed or not method.fixed)
 
 
 def _installed(name: str) -> bool:
-    package = METHODS[name].package
-    found = original.interpreter() if name == ORIGINAL else importlib.util.find_spec(package or "torch")
-    return found is not None
+    method = METHODS[name]
+    if method.elsewhere is not None:
+        return method.elsewhere.interpreter() is not None
+    return importlib.util.find_spec(method.package or "torch") is not None
 
 
 def _passes(
@@ -261,8 +282,8 @@ def _passes(
     package = METHODS[name].package
     print(f"{setup.problem}: {name}", file=sys.stderr, flush=True)
     try:
-        if name == ORIGINAL:
-            return _original(setup, device, tolerances, repeats)
+        if METHODS[name].elsewhere is not None:
+            return _elsewhere(METHODS[name], setup, device, tolerances, repeats)
         return [_best(name, setup, device, tol, repeats, memory) for tol in tolerances]
     except (RuntimeError, ValueError, AssertionError) as error:
         if not package:
@@ -298,26 +319,28 @@ def _peak_mib(task: tuple[str, Setup, float, Setting]) -> float:
     """The same on a CPU, for a new process."""
     name, setup, tol, setting = task
     cpu, method = torch.device("cpu"), METHODS[name]
-    small = Setup(setup.problem, 2, setup.noise, setup.sizes)
+    small = replace(setup, batch=2)
     _Case(small, cpu, method, tol, setting).step()  # loads libraries, so that they do not count
     return peak_growth_mib(_Case(setup, cpu, method, tol, setting).step)
 
 
-def _original(setup: Setup, device: torch.device, tolerances: Sequence[float], repeats: int) -> list[Pass]:
-    """Pi-net's authors' package; its sigma is chosen on validation inputs."""
+def _elsewhere(
+    method: Method, setup: Setup, device: torch.device, tolerances: Sequence[float], repeats: int
+) -> list[Pass]:
+    """A package in a process of its own, which chooses its setting: Pi-net's is chosen on validation inputs."""
+    assert method.elsewhere is not None
     problem, y, x = setup.load(torch.device("cpu"))
     arrays = original_arrays(problem, setup.noise) | {"y": y.detach(), "x": x, "weights": torch.ones_like(y.detach())}
     options = {"tolerances": list(tolerances), "most": 2000, "repeats": repeats}
     plain = {key: tensor.numpy() for key, tensor in arrays.items()}
-    found = original.call("project", plain, device.type, torch.get_num_threads(), **options)
+    found = method.elsewhere.call("project", plain, device.type, torch.get_num_threads(), **options)
+    settings = np.broadcast_to(found[method.label], len(tolerances))
     passes = []
     for i, tol in enumerate(tolerances):
         violation, moved = float(found["violation"][i]), found["value"][i] - plain["y"]
         ms = 1e3 * float(found["seconds"][i]) if violation <= tol else None
         distance = float(((moved**2).sum(1) ** 0.5).mean())
-        passes.append(
-            Pass(violation, distance, int(found["count"][i]), float(found["sigma"]), ms, float(found["mib"][i]))
-        )
+        passes.append(Pass(violation, distance, int(found["count"][i]), float(settings[i]), ms, float(found["mib"][i])))
     return passes
 
 

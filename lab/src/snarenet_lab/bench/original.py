@@ -13,13 +13,9 @@ its authors' benchmark of NCLP's size; their sigma, 0.068, is in the grid.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,8 +33,9 @@ _SETTLED = 1e-5  # an iterate that five more iterations move by less is near the
 
 def interpreter() -> str | None:
     """The Python that has the package, or None."""
-    named = os.environ.get("SNARENET_PINET_PYTHON")
-    return named or (sys.executable if importlib.util.find_spec("pinet") else None)
+    from snarenet_lab.bench import elsewhere
+
+    return elsewhere.interpreter("pinet", "SNARENET_PINET_PYTHON")
 
 
 def call(task: str, arrays: Mapping[str, np.ndarray], device: str, threads: int, **settings: Any) -> Arrays:
@@ -51,26 +48,13 @@ def call(task: str, arrays: Mapping[str, np.ndarray], device: str, threads: int,
         threads: of the CPU.
         settings: numbers that the task asks for.
     """
+    from snarenet_lab.bench import elsewhere
+
     python = interpreter()
     if python is None:
         raise ImportError("the original Pi-net needs pinet-hcnn, here or in the interpreter $SNARENET_PINET_PYTHON")
-    environment = {
-        "JAX_ENABLE_X64": "1",
-        "JAX_PLATFORMS": device,
-        "NPROC": str(threads),  # XLA's threads
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the GPU is torch's, too
-        "PINET_RUNTIME_CHECK": "0",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "source.npz"), Path(folder, "target.npz")
-        np.savez(source, allow_pickle=False, **arrays)
-        # as text: a script's own folder would come first in its path, where modules have names that others use
-        script = [python, "-c", Path(__file__).read_text(), task, str(source), str(target), json.dumps(settings)]
-        done = subprocess.run(script, capture_output=True, text=True, check=False, env=os.environ | environment)
-        if done.returncode:
-            raise RuntimeError(f"the original Pi-net failed: {done.stderr.strip()[-2000:]}")
-        with np.load(target) as file:
-            return dict(file)
+    environment = elsewhere.jax_environment(device, threads) | {"PINET_RUNTIME_CHECK": "0"}
+    return elsewhere.run(python, Path(__file__), task, arrays, environment, settings)
 
 
 class _Set:

@@ -1,17 +1,25 @@
-r"""Two packages that repair with torch, called as they do best: enforce-nn and qpth.
+r"""Packages that repair with torch, called as they do best: enforce-nn, qpth, POUNCE, Moreau and RAYEN.
 
 enforce-nn solves for y and multipliers w by Newton's method on the equalities and the smoothed Fischer-Burmeister rows
 $\phi(w, s) = \sqrt{w^2 + s^2 + \epsilon} - w + s = 0$ with $s = g(y) - u$, which force $s \le 0$; it gets our Jacobian
 and its own implicit gradient. qpth solves $\min_y \tfrac12 \|y\|^2 - \hat y^\top y$ subject to $A y \le u$, $C y = x$
 by an interior-point method for the whole batch.
+
+POUNCE (`pounce-solver`, a port of IPOPT in Rust) solves the same: as a batch of convex programs where all rows are
+linear, else as one nonlinear program whose blocks are the samples. Moreau solves it as a batch of cone programs, behind
+cvxpylayers. Both have implicit gradients. RAYEN takes sets that do not depend on x. It does not look for the nearest
+point: from a fixed point inside it goes towards the prediction, as far as the set allows,
+$y = y_0 + \alpha (\hat y - y_0)$ on $C y = x$, the largest $\alpha \le 1$, in closed form.
 """
 
 from __future__ import annotations
 
 import io
+import warnings
 from contextlib import redirect_stdout
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +80,94 @@ def enforce_any(constraints: Constraints, y: Tensor, x: Tensor, tol: float, eps:
         return J[:, equal], torch.cat([J[:, above], -J[:, below]], 1)
 
     return _newton(y.shape[1], int(above.sum() + below.sum()), value, slopes, (tol, eps), y)
+
+
+def pounce(problem: Problem, tol: float, accuracy: float) -> Any:
+    """POUNCE's projection; `accuracy` is what its residuals must fall below."""
+    from pounce.torch import TorchProblem, solve_qp_batch
+
+    *rows, upper, C = pieces(problem)
+    n, m, p = problem.size, len(upper), len(C)
+    if len(rows) == 1:
+        eye = torch.eye(n, dtype=C.dtype)
+        linear = {"P": eye, "G": rows[0], "h": upper, "A": C, "tol": accuracy, "check_psd": False}
+        return lambda y, x: (solve_qp_batch(c=-y, b=x, **linear), None)
+    H, G = rows
+
+    def values(y: Tensor, given: Tensor) -> Tensor:
+        return torch.cat([H @ y.square() + G @ y - upper, C @ y - given[n:]])
+
+    program = TorchProblem(
+        f=lambda y, given: 0.5 * (y - given[:n]).square().sum(),
+        g=values,
+        n=n,
+        m=m + p,
+        p_example=np.zeros(n + p),
+        cl=np.concatenate([np.full(m, -1e20), np.zeros(p)]),
+        cu=np.zeros(m + p),
+        options={"tol": accuracy, "print_level": 0},
+        hess_pattern=(np.arange(n), np.arange(n)),
+    )
+    return lambda y, x: (program.batched_solve(torch.cat([y, x], 1), y.detach()), None)
+
+
+def moreau(problem: Problem, tol: float, setting: None) -> Any:
+    """Moreau's projection; its own tolerances reach ours, and it takes the device of its inputs."""
+    import cvxpy as cp
+    from cvxpylayers.torch import CvxpyLayer
+
+    *rows, upper, C = (tensor.cpu().numpy() for tensor in pieces(problem))
+    y, target, x = cp.Variable(problem.size), cp.Parameter(problem.size), cp.Parameter(len(C))
+    values = rows[-1] @ y + (rows[0] @ cp.square(y) if len(rows) == 2 else 0)
+    program = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y) - target @ y), [values <= upper, C @ y == x])
+    layer = CvxpyLayer(program, [target, x], [y], solver="MOREAU")
+
+    def run(y: Tensor, x: Tensor) -> tuple[Tensor, None]:
+        with warnings.catch_warnings():  # that gradients of an active set jump: so do those of a projection
+            warnings.simplefilter("ignore")
+            return layer(y, x)[0], None
+
+    return run
+
+
+def rayen(problem: Problem, tol: float, setting: None) -> Any:
+    """RAYEN's ray; the set is that of the first input, which all samples share, and is built at the first call."""
+    layers: list[Any] = []
+
+    def run(y: Tensor, x: Tensor) -> tuple[Tensor, None]:
+        layer = layers[0] if layers else _ray(problem, x[:1])
+        layers[:] = [layer]
+        free = layer.getzFromy(y.unsqueeze(2)) - layer.z0
+        return layer(free.squeeze(2)).squeeze(2), None
+
+    return run
+
+
+def _ray(problem: Problem, x: Tensor) -> Any:
+    """RAYEN's layer for an input (1, p), from the point that is as far inside every row as can be."""
+    import cvxpy as cp
+    from rayen.constraint_module import ConstraintModule
+    from rayen.constraints import ConvexConstraints, ConvexQuadraticConstraint, LinearConstraint
+
+    *rows, upper, C = (tensor.cpu().numpy() for tensor in pieces(problem))
+    right = x.detach().cpu().numpy()[0]
+    y, depth = cp.Variable(problem.size), cp.Variable()
+    values = rows[-1] @ y + (rows[0] @ cp.square(y) if len(rows) == 2 else 0)
+    cp.Problem(cp.Maximize(depth), [values + depth <= upper, C @ y == right, depth <= 1]).solve(solver="CLARABEL")
+    A, bound = (rows[0], upper[:, None]) if len(rows) == 1 else (None, None)
+    curved = [] if len(rows) == 1 else list(zip(*rows, upper, strict=True))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(x.dtype)  # it makes its tensors without saying which
+    try:
+        convex = ConvexConstraints(
+            LinearConstraint(A, bound, C, right[:, None]),
+            [ConvexQuadraticConstraint(2 * np.diag(h), g[:, None], np.array([[-u]])) for h, g, u in curved],
+            y0=np.asarray(y.value)[:, None],
+            do_preprocessing_linear=False,  # which equalities there are is known
+        )
+        return ConstraintModule(convex, create_map=False).to(x.device)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _newton(n: int, m: int, value: Any, slopes: Any, accuracy: tuple[float, float], like: Tensor) -> Any:

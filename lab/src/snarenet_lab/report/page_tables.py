@@ -101,14 +101,15 @@ def collection_failures(folder: Path) -> str:
     )
 
 
-def field(machine: str, folder: Path) -> str:
-    """Milliseconds of every package for every start and tolerance, beside those of our defaults."""
+def field(machine: str, folder: Path, fixed: bool = False) -> str:
+    """Milliseconds of every package for every start and tolerance, beside those of our defaults; `fixed`: one x."""
     lines = (folder / "data" / f"bench-field-{machine}.jsonl").read_text().splitlines()
     cases: dict[tuple[str, float, float], dict[str, Any]] = {}
     for line in map(json.loads, lines):
         key = line["key"]
-        for tol, found in zip(key["tolerances"], line["found"]["passes"], strict=True):
-            cases.setdefault((key["problem"], key["noise"], tol), {})[key["method"]] = found
+        if key.get("fixed", False) == fixed:
+            for tol, found in zip(key["tolerances"], line["found"]["passes"], strict=True):
+                cases.setdefault((key["problem"], key["noise"], tol), {})[key["method"]] = found
     methods = dict.fromkeys(method for case in cases.values() for method in case)
     head = ["ms (times the first row)", *(_case(*case) for case in cases), "distance", "MiB"]
     body = []
@@ -258,6 +259,8 @@ TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name
     "collection": collection,
     "collection-failures": collection_failures,
     "field-cpu": partial(field, "cpu"),
+    "field-core": partial(field, "core"),
+    "field-core-fixed": partial(field, "core", fixed=True),
     "field-h200": partial(field, "h200"),
     "gaps": gaps,
     "general": general,
