@@ -1,4 +1,4 @@
-"""`BestOfLayer`: all predictions are repaired, the best is returned; in training each of them learns."""
+"""`BestOfLayer`: all predictions are repaired, the best is returned, with its gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def candidates(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def test_the_best_of_all_is_returned() -> None:
     y, x = candidates()
-    layer = BestOfLayer(outside(), cost, 3).eval()
+    layer = BestOfLayer(outside(), cost, 3)
     plain = sn.SnareLayer(outside())
     each = torch.stack([plain(part, x) for part in y.chunk(3, 1)])
     values = torch.stack([cost(part, x) for part in each])
@@ -49,14 +49,14 @@ def test_a_point_of_the_set_is_better_than_any_outside() -> None:
         fall, lambda y, x: y.square().sum(1), 2, rescue=False, start=None, max_steps=3, on_failure="ignore"
     )
     y = torch.tensor([[0.0, 3.0], [3.0, 0.0]], **PLAIN)
-    found = layer.eval().solve(y)
+    found = layer.solve(y)
     assert found.converged.all()
     torch.testing.assert_close(found.raw, torch.full((2, 1), 3.0, **PLAIN))
 
 
 def test_gradients_go_to_the_chosen_one() -> None:
     y, x = candidates()
-    layer = BestOfLayer(outside(), cost, 3).eval()
+    layer = BestOfLayer(outside(), cost, 3)
     y.requires_grad_()
     (gradient,) = torch.autograd.grad(layer(y, x).sum(), y)
     moved = gradient.unflatten(1, (3, 2)).abs().sum(2) > 0
@@ -64,19 +64,8 @@ def test_gradients_go_to_the_chosen_one() -> None:
     assert torch.autograd.gradcheck(lambda y: layer(y, x), y)
 
 
-def test_in_training_all_of_them_learn() -> None:
-    y, x = candidates()
-    layer = BestOfLayer(outside(), cost, 3).train()
-    y.requires_grad_()
-    torch.manual_seed(0)
-    total = torch.zeros_like(y)
-    for _ in range(30):
-        total += torch.autograd.grad(layer(y, x).sum(), y)[0].abs()
-    assert (total.unflatten(1, (3, 2)).sum(2) > 0).all()
-
-
 def test_failures_are_those_of_what_is_returned() -> None:
-    layer = BestOfLayer(sn.Box(0.0, 1.0), lambda y, x: y.sum(1), 2, on_failure="raise").eval()
+    layer = BestOfLayer(sn.Box(0.0, 1.0), lambda y, x: y.sum(1), 2, on_failure="raise")
     y = torch.tensor([[torch.nan, 2.0]], **PLAIN)
     torch.testing.assert_close(layer(y), torch.ones(1, 1, **PLAIN))
     with pytest.raises(sn.RepairError):

@@ -180,10 +180,11 @@ def test_a_plan_a_side() -> None:
     x = problem.inputs[:6].float()
     above, below = model.net(x).unflatten(1, (2, -1)).unbind(1)
     assert isinstance(model.layer, sn.BestOfLayer)
-    assert (above[:, 1 : 3 * 20 : 3].amax(1) > below[:, 1 : 3 * 20 : 3].amax(1) + 0.3).all()
+    beside = 3 * 10 + 1  # py halfway
+    assert (above[:, beside] > below[:, beside] + 0.5).all()
     rows = problem.constraints.value(torch.cat([above, below]).double(), problem.inputs[:6].repeat(2, 1))
     assert rows[:, :60].abs().max() < 1e-5  # both are driven
-    found = model.eval().solve(problem.inputs[:6])
+    found = model.solve(problem.inputs[:6])
     assert found.converged.all()
     assert found.value.shape == (6, 100)
 

@@ -366,7 +366,7 @@ class TestRun:
         assert sn.Run.open(run.path).config == chosen
 
     def test_several_candidates(self, tmp_path: Path) -> None:
-        """All learn, what is evaluated is the best, and a run that was stopped goes on as if it had not been."""
+        """All learn, what is evaluated is the best, and it is loaded again as it was."""
         family, chosen = problem(), config(epochs=6, candidates=2)
         model = chosen.build(family)
         before = [part.clone() for part in model.net[-1].weight.detach().chunk(2)]

@@ -2,8 +2,8 @@
 
 Where a set has several pieces, or an objective several valleys, the best point jumps as the input changes, and a
 network, which is continuous, cannot follow. With two predictions it need not: each stays in a piece of its own, and
-what is returned jumps between them. In training one of them, drawn at random, stands for its sample: so all of them
-learn, and a step takes no longer than with one. (Were the best one trained alone, the others would be lost.)
+what is returned jumps between them. Only the prediction that was chosen has a gradient, so each learns where it is the
+best. They must begin in different pieces, and stay there: a pull towards the set (`proximity`) sees to that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from snarenet.solution import Solution
 class BestOfLayer(SnareLayer):
     """Repairs `count` predictions for every sample, and returns the feasible point with the least objective.
 
-    In training mode it repairs and returns one of them, drawn at random.
-
     Args:
         constraints: the set to obey.
         objective: f(y, x) of a batch, (B,): what decides between feasible points.
@@ -36,7 +34,7 @@ class BestOfLayer(SnareLayer):
     Example:
         >>> import torch, snarenet as sn
         >>> outside = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, 1.0)  # of the unit circle
-        >>> layer = sn.BestOfLayer(outside, lambda y, x: (y - x).square().sum(1), 2).eval()
+        >>> layer = sn.BestOfLayer(outside, lambda y, x: (y - x).square().sum(1), 2)
         >>> y = torch.tensor([[0.9, 0.0, -0.9, 0.0]], dtype=torch.float64)  # a point on the right, one on the left
         >>> layer(y, torch.tensor([[-0.5, 0.0]], dtype=torch.float64)).round(decimals=6)
         tensor([[-1.,  0.]], dtype=torch.float64)
@@ -57,12 +55,10 @@ class BestOfLayer(SnareLayer):
         return self.count * size
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        y = self._apart(y)
-        if self.training:
-            drawn = torch.randint(self.count, (len(y) // self.count,), device=y.device)
-            return super().repair(y[_places(drawn, self.count)], x, relax)
         x = tree_map_only(Tensor, lambda leaf: leaf.repeat_interleave(self.count, 0), x)
-        return self._best(super().repair(y, x, relax), x)
+        if isinstance(relax, Tensor) and relax.ndim == 2:
+            relax = relax.repeat_interleave(self.count, 0)
+        return self._best(super().repair(self._apart(y), x, relax), x)
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
         return super().explain(None if y is None else self._apart(y)[:: self.count], x)
@@ -81,10 +77,6 @@ class BestOfLayer(SnareLayer):
             order = torch.stack([outside, value], 0).unflatten(1, (-1, self.count))
             outside, value = order.nan_to_num(torch.inf)
             least = outside == outside.amin(1, keepdim=True)
-            best = _places(torch.where(least, value, torch.inf).argmin(1), self.count)
+            best = torch.where(least, value, torch.inf).argmin(1)
+            best = best + self.count * torch.arange(len(best), device=best.device)
         return Solution(*(tensor[best] for tensor in found))
-
-
-def _places(chosen: Tensor, count: int) -> Tensor:
-    """(B,) where the chosen ones are, if there are `count` a sample, one after the other."""
-    return chosen + count * torch.arange(len(chosen), device=chosen.device)

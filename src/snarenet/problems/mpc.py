@@ -105,7 +105,9 @@ class Shooting(nn.Module):
         self.register_buffer("width", ((high - low) / 2).float())
         for name, side in zip(("low", "high"), _LIMITS, strict=True):
             self.register_buffer(name, torch.tensor(side))
-        share = torch.full((1, 1, 2), 0.5) if first is None else (first.to(self.low) - self.low) / (self.high - self.low)
+        share = (
+            torch.full((1, 1, 2), 0.5) if first is None else (first.to(self.low) - self.low) / (self.high - self.low)
+        )
         self.register_buffer("first", share.clamp(_EDGE, 1 - _EDGE).logit() / 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,8 +158,13 @@ class MPC(Problem):
     """
 
     starts = 3  # the optimum may pass on either side
-    # a plan a side, see `network`; through the projection training is steadier than through the repair alone
-    recipe: ClassVar[Mapping[str, Any]] = {"candidates": 2, "head": 0.1, "start": 20, "standardise": False}
+    recipe: ClassVar[Mapping[str, Any]] = {  # a plan a side, see `network`
+        "candidates": 2,
+        "head": 0.1,  # they begin there
+        "proximity": 1.0,  # and stay: without, both come to lead straight through the ellipse
+        "start": 20,  # through the repair alone training is unsteady
+        "standardise": False,
+    }
     goal = GOAL[:2]
     low: Tensor
     high: Tensor
