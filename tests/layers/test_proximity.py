@@ -134,3 +134,11 @@ def test_without_a_reach_every_distance_counts(rng: torch.Generator) -> None:
     term = proximity(value, far, (value - 3).square().sum(1), WEIGHTS, reach=0.0)
     (pull,) = torch.autograd.grad(term.sum(), far)
     assert (pull.square() / WEIGHTS).sum(1).sqrt().max() <= 2 * steep
+
+
+def test_a_prediction_in_the_set_feels_nothing() -> None:
+    raw = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
+    value = raw * 1.0
+    term = proximity(value, raw, value.square().sum(1), WEIGHTS, reach=0.0)
+    (pull,) = torch.autograd.grad(term.sum(), raw)
+    assert torch.equal(pull, torch.zeros_like(pull))

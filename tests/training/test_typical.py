@@ -10,6 +10,7 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.optimum import Slope
+from snarenet.training import typical
 from snarenet.training.typical import Found, find
 
 
@@ -64,7 +65,7 @@ class TestWeights:
         """One over the squared spread: what varies little is dear."""
         found = find(Share([0.0] * 4, [1.0, 0.5, -0.2, 0.1]))
         weights = found.weights * found.scale.square()
-        torch.testing.assert_close(weights / weights[0], torch.ones_like(weights), rtol=1e-9, atol=0)
+        assert (weights / weights[0]).log().abs().max() < 0.7  # the spread of most is about that of all
 
     @pytest.mark.parametrize("name", ["qcqp", "ncqcqp"])
     def test_what_the_family_knows(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,16 +93,22 @@ class TestTypical:
         best = wanted - over.unsqueeze(1) / problem.bends / (1 / problem.bends).sum()
         found = find(problem)
         torch.testing.assert_close(found.centre, best.mean(0), rtol=0, atol=1e-3)
-        spread = (best - best.median(0).values).abs().quantile(0.8, 0) / 1.2816
-        torch.testing.assert_close(found.scale, spread, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(found.scale, best.std(0, correction=0), rtol=1e-2, atol=1e-3)
 
-    def test_a_few_extreme_inputs_change_nothing(self) -> None:
-        """Two of 32 that are far away: the spread, and with it the metric, is that of the others."""
-        problem = Share([0.0] * 4, [1.0, 0.5, -0.2, 0.1])
-        usual = find(problem)
-        problem.inputs[[0, 49]] *= 30
-        again = find(problem)
-        torch.testing.assert_close(again.scale / usual.scale, torch.ones(4, dtype=torch.float64), rtol=0.3, atol=0)
+    def test_the_metric_is_that_of_most_samples(self) -> None:
+        y = draw(32, 3)
+        usual = y.std(0)
+        y[:2] *= 30
+        y[2:, 2] = 0.5  # leaves its bound in two samples alone
+        found = typical._usual(y)
+        torch.testing.assert_close(found[:2], usual[:2], rtol=0.3, atol=0)
+        assert found[2] < 0.2 * usual[2]
+
+    def test_variables_at_bounds_have_a_spread(self) -> None:
+        """At the vertices of a linear program they differ by rounding alone."""
+        found = find(Share([0.0] * 4, [1.0, 0.5, -0.2, 0.1]))
+        assert found.scale.min() > 0.05 * found.scale.max()
+        assert found.weights.min() > 1e-4 * found.weights.max()
 
     def test_the_same_each_time(self) -> None:
         problem = sn.problems.load("nclp", size=12, inequalities=4, equalities=4, instances=60)

@@ -69,9 +69,10 @@ def proximity(
         t.to(value.dtype).repeat_interleave(len(value) // seeds, 0) for t in _factor(sums, metric)
     )
     squares = (torch.relu(distance.abs() - reach * spread).square() * metric).sum(1)
-    if reach:
-        return share * factor * squares
-    return share * factor * 2 * typical * ((typical.square() + squares).sqrt() - typical)
+    if not reach:
+        root = (typical.square() + squares).clamp(min=torch.finfo(value.dtype).tiny).sqrt()
+        squares = 2 * typical * squares / (root + typical)
+    return share * factor * squares
 
 
 def _factor(sums: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor]:
