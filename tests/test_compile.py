@@ -24,6 +24,9 @@ SETS = {
     "many rows": lambda: sn.Nonlinear(lambda y, x: torch.cat([y**2, y**3], 1) + x[:, :1], rows=12, upper=2.0),
 }
 
+QUICK = ("constant", "box", "quadratic", "function")
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("factored", "l1 ball", "many rows")]
+
 
 def model(kind: str, **options) -> sn.ConstrainedModel:
     torch.manual_seed(0)
@@ -67,7 +70,7 @@ def test_a_compiled_layer_keeps_up_with_its_constraints() -> None:
     assert target.layer.constraints.violation(actual, x).max() <= 1e-8
 
 
-@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("kind", [*QUICK, *LATER])
 def test_inference_without_a_graph_break(kind: str) -> None:
     m = model(kind)
     with torch.no_grad():
@@ -133,7 +136,7 @@ assert len(reasons) == 1 and "torch.compiler.disable" in next(iter(reasons)), re
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("kind", ["constant", "box", "quadratic", "factored", "l1 ball", "function"])
+@pytest.mark.parametrize("kind", [*QUICK, *LATER[:2]])
 def test_export_for_inference(kind: str) -> None:
     """Exported once, run for another batch size, saved and loaded."""
     m = model(kind, damping=sn.Annealed(0.1, 0.1), max_steps=7).eval()  # few steps, for a small graph

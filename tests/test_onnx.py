@@ -21,6 +21,8 @@ SETS = {
     "more rows than variables": lambda: sn.Nonlinear(lambda y, x: torch.cat([y, y @ C.T], 1), rows=5, upper=1.0),
 }
 
+QUICK = ("constant", "quadratic", "function")  # the others in the slow tests: a minute
+
 
 def run(layer: sn.SnareLayer, *inputs: Tensor, **options) -> list[Tensor]:
     """The layer's outputs in onnxruntime."""
@@ -40,7 +42,9 @@ def few_steps(constraints: sn.Constraints, weights: Tensor | None = None) -> sn.
     ).eval()
 
 
-@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SETS]
+)
 def test_the_same_outputs(kind: str) -> None:
     layer = few_steps(SETS[kind]())
     (found,) = run(layer, y)

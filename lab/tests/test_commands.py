@@ -59,7 +59,9 @@ def test_import_layers() -> None:
     assert lint_imports(str(ROOT / "lab" / "pyproject.toml"), no_cache=True) == 0
 
 
-@pytest.mark.parametrize("module", ["snarenet_lab.bench", "snarenet_lab.experiments"])
+@pytest.mark.parametrize(
+    "module", ["snarenet_lab.bench", pytest.param("snarenet_lab.experiments", marks=pytest.mark.slow)]
+)
 def test_where_nothing_is_installed(module: str, tmp_path: Path) -> None:
     """From a source tree, with torch and numpy, but without rich, tyro and entry points."""
     hidden = "\n".join(f"sys.modules[{name!r}] = None" for name in ("rich", "tyro", "matplotlib", "scipy", "casadi"))

@@ -68,7 +68,7 @@ class TestRestarts:
         def run(y: Tensor, limit: Tensor) -> Tensor:
             return sn.repair(pieces(limit), y, start=start, rescue=True, restarts=3, tol=1e-11).value
 
-        assert torch.autograd.gradcheck(run, (Y.clone().requires_grad_(), limit), atol=1e-5)
+        assert torch.autograd.gradcheck(run, (Y[:2].clone().requires_grad_(), limit), atol=1e-5)
 
 
 def test_an_empty_set_stays_empty() -> None:

@@ -70,7 +70,8 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     left_out = f"; {summary['infeasible']} without a feasible point" if summary.get("infeasible") else ""
     config = runs[0].config
     seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
-    seeds += f", {duration(float(np.mean([_seconds(run) for run in runs])))} on {_device(runs[0])}"
+    if all(run.metrics() for run in runs):
+        seeds += f", {duration(float(np.mean([_seconds(run) for run in runs])))} on {_device(runs[0])}"
     cells = (
         "**snarenet**",
         f"{_setting(runs[0])}; {seeds}",
