@@ -1,0 +1,68 @@
+"""What a recorded step is told: how many repair steps, and what becomes of a recording that was spoiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import snarenet as sn
+from snarenet.training import step
+from snarenet.training.distributed import Group
+from snarenet.training.step import Stepper
+
+
+def stepper(**changes: Any) -> Stepper:
+    """One that would record, as on a GPU."""
+    family = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=40)
+    config = sn.TrainConfig(width=8, **changes)
+    made = Stepper(config.build(family), family, config, Group())
+    made.records, made.record = True, 30
+    return made
+
+
+def test_steps_follow_what_is_needed() -> None:
+    made = stepper(max_steps=40)
+    made._recorded["exact"] = None  # pyright: ignore
+    made.review_record(failed=0.0, steps=19.0)  # 29 would do
+    assert made.record == 30
+    assert made._recorded
+    made.review_record(failed=0.0, steps=4.0)
+    assert made.record == 8  # no fewer
+    assert not made._recorded
+    made.review_record(failed=0.05, steps=8.0)
+    assert made.record == 12
+    made.record = 39
+    made.review_record(failed=0.05, steps=39.0)
+    assert made.record == 40
+
+
+def test_steps_that_were_asked_for_stay() -> None:
+    made = stepper(record=30)
+    made.review_record(failed=0.5, steps=4.0)
+    assert made.record == 30
+
+
+@pytest.mark.parametrize("spoiled", [0, 2, 3])
+def test_a_recording_that_was_spoiled_is_made_again(spoiled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tries = stepper(), []
+
+    def record(*_: Any) -> str:
+        tries.append(None)
+        if len(tries) <= spoiled:
+            try:
+                raise ValueError("the cause")
+            except ValueError:
+                raise RuntimeError("what followed")  # noqa: B904
+        return "recorded"
+
+    monkeypatch.setattr(step, "_Recording", record)
+    x = made.problem.inputs[:4]
+    if spoiled == 3:
+        with pytest.warns(UserWarning, match="steps take longer than they could.*the cause"):
+            assert made._recording(x, 0.0, False) is None
+        assert not made.records
+    else:
+        assert made._recording(x, 0.0, False) == "recorded"
+        assert made._recording(x, 0.0, False) == "recorded"
+        assert len(tries) == spoiled + 1
