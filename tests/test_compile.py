@@ -78,7 +78,7 @@ def test_inference_without_a_graph_break(kind: str) -> None:
     torch.testing.assert_close(actual, m(x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["constant", "quadratic"])
+@pytest.mark.parametrize("kind", ["constant", pytest.param("quadratic", marks=pytest.mark.slow)])
 def test_a_start_at_the_projection(kind: str) -> None:
     m = model(kind, start=sn.Nearest(14), weights=WEIGHTS)
     with torch.no_grad():
