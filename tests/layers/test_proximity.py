@@ -125,12 +125,13 @@ def test_without_a_reach_every_distance_counts(rng: torch.Generator) -> None:
     near.requires_grad_()
     term = proximity(value, near, (value - 3).square().sum(1), WEIGHTS, reach=0.0)
     squares = ((value - near).square() * WEIGHTS).sum(1)
-    torch.testing.assert_close(term / term.sum(), squares / squares.sum(), rtol=1e-4, atol=0)
+    slope = 2 * (value.detach() - 3)
+    steep = (slope.square() / WEIGHTS).sum(1).mean().sqrt()
+    typical = (squares.mean() + (value.detach().var(0, correction=0) * WEIGHTS).sum()).sqrt()
+    torch.testing.assert_close(term, steep / typical * squares, rtol=1e-4, atol=0)
     far = near.detach() - 1e3
     far[1:] = near[1:].detach()
     far.requires_grad_()
-    slope = 2 * (value.detach() - 3)
-    steep = (slope.square() / WEIGHTS).sum(1).mean().sqrt()
     term = proximity(value, far, (value - 3).square().sum(1), WEIGHTS, reach=0.0)
     (pull,) = torch.autograd.grad(term.sum(), far)
     assert (pull.square() / WEIGHTS).sum(1).sqrt().max() <= 2 * steep
