@@ -66,7 +66,7 @@ class TestWeights:
         problem = Share([0.0] * 4, [1.0, 0.5, -0.2, 0.1])
         y, _ = typical._solutions(problem, torch.zeros(4, dtype=torch.float64))
         weights = find(problem).weights * typical._usual(y).square()
-        torch.testing.assert_close(weights / weights[0], torch.ones_like(weights), rtol=1e-6, atol=0)
+        torch.testing.assert_close(weights / weights[0], torch.ones_like(weights), rtol=1e-9, atol=0)
 
     @pytest.mark.parametrize("name", ["qcqp", "ncqcqp"])
     def test_what_the_family_knows(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
