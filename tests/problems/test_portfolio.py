@@ -96,11 +96,22 @@ def test_optima(risk: str, form: str) -> None:
         torch.testing.assert_close(problem.objective(y, x), cone.objective, rtol=0, atol=1e-9)
 
 
+def test_a_step_down_the_objective_is_all_it_takes() -> None:
+    """The objective has no second derivatives but the weights: any prediction is repaired to the optimum."""
+    pytest.importorskip("clarabel")
+    for risk in ("factor", "full"):
+        problem = sn.problems.load("portfolio", **SMALL | {"assets": 8, "instances": 240, "risk": risk})
+        best = solve(problem, engine="clarabel", workers=1, cache=False).objective
+        found = sn.evaluate(sn.TrainConfig(width=32).build(problem), problem, reference=best).summary
+        assert found["converged"] == 1
+        assert abs(found["gap"]["relative"]) < 1e-6
+
+
 def test_training_gets_closer_to_the_optimum(tmp_path: Path) -> None:
     pytest.importorskip("clarabel")
     problem = sn.problems.load("portfolio", **SMALL | {"assets": 8, "instances": 240})
     best = solve(problem, engine="clarabel", workers=1, cache=False).objective
-    config = sn.TrainConfig(epochs=10, width=32, batch=40, validate_every=10, head=0.1)
+    config = sn.TrainConfig(epochs=10, width=32, batch=40, validate_every=10, head=0.1, descent="none")
     model = config.build(problem)
     before = sn.evaluate(model, problem, reference=best).summary
     sn.Trainer(config, tmp_path / "run", quiet=True).fit(model, problem)

@@ -69,19 +69,45 @@ class TestWeights:
         torch.testing.assert_close(weights / weights[0], torch.ones_like(weights), rtol=1e-9, atol=0)
 
     @pytest.mark.parametrize("name", ["qcqp", "ncqcqp"])
-    def test_what_the_family_knows(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_second_derivatives_of_a_family(self, name: str) -> None:
         problem = sn.problems.load(name, size=30, inequalities=10, equalities=10, instances=300)
-        own = problem.weights
-        assert own is not None
-        monkeypatch.setattr(type(problem), "weights", None)
-        found = find(problem).weights
-        assert torch.corrcoef(torch.stack([own, found]))[0, 1] > 0.95
+        weights = find(problem).weights
+        assert torch.corrcoef(torch.stack([weights, problem.square]))[0, 1] > 0.95
 
     def test_a_function_for_one_direction_at_a_time(self) -> None:
         problem = Share([1.0] * 4, [0.0] * 4)
         problem.objective = lambda y, x: (problem.bends * Rough.apply(y)).sum(1)
         slope = Slope(problem.objective, draw(5, 4), problem.inputs[:5])
         torch.testing.assert_close(slope.diagonal(), problem.bends)
+
+
+class TestStep:
+    """The factor of a step down the objective."""
+
+    def test_the_curvature_is_met(self) -> None:
+        for bends in ([1.0, 2.0, 1.2, 2.5], [1.0, 1.0, 1.0, 0.01]):
+            found = find(Share(bends, [0.0] * 4))
+            torch.testing.assert_close((found.step * torch.tensor(bends) / found.weights).max().item(), 1.0)
+
+    def test_none_down_a_linear_objective(self) -> None:
+        assert find(Share([0.0] * 4, [1.0, 0.5, -0.2, 0.1])).step == 0
+
+    def test_it_is_not_too_long(self) -> None:
+        problem = Share([1e-5] * 4, [1.0, 0.5, -0.2, 0.1])
+        found = find(problem)
+        length = (found.step * problem.cost / found.weights).square() @ found.weights
+        y, _ = typical._solutions(problem, torch.zeros(4, dtype=torch.float64))
+        spread = y.var(0, correction=0) @ found.weights
+        assert 30 < (length / spread).sqrt() <= 55
+
+    def test_rows_of_the_hessian_count(self) -> None:
+        """Of a full Hessian no step exceeds twice what its largest eigenvalue allows."""
+        problem = Share([1.0] * 4, [0.0] * 4)
+        problem.objective = lambda y, x: y.sum(1).square()
+        found = find(problem)
+        hessian = found.step * torch.full((4, 4), 2.0, dtype=torch.float64) / found.weights.sqrt()
+        largest = torch.linalg.eigvalsh((hessian.T / found.weights.sqrt()).T).max()
+        assert 0.3 < largest <= 1 + 1e-9
 
 
 class TestTypical:
@@ -104,8 +130,14 @@ class TestTypical:
         found = typical._usual(y)
         torch.testing.assert_close(found[:2], usual[:2], rtol=0.3, atol=0)
         assert found[2] < 0.2 * usual[2]
-        weights = typical._metric(y, Slope(lambda y, x: y.sum(1), y, y))
+        weights = typical._metric(y, Slope(lambda y, x: y.sum(1), y, y), easy=False)
         torch.testing.assert_close(weights / weights[0], (found[0] / found).square())
+
+    def test_most_samples_at_a_bound_have_a_spread(self) -> None:
+        """An interior point is near a bound, not on it."""
+        y = draw(32, 3)
+        y[4:, 2] = 1e-5 * draw(28)
+        assert typical._usual(y)[2] > 0.05 * typical._usual(y)[0]
 
     def test_variables_at_bounds_have_a_spread(self) -> None:
         """At the vertices of a linear program they differ by rounding alone."""

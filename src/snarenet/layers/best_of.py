@@ -29,7 +29,8 @@ class BestOfLayer(SnareLayer):
         constraints: the set to obey.
         objective: f(y, x) of a batch, (B,): what decides between feasible points.
         count: predictions a sample; a network predicts so many points, one after the other, (B, count * n).
-        options: those of `SnareLayer`, but `record`.
+        step: factor of a step down the objective before each repair, see `SnareLayer`; none unless given.
+        options: the others of `SnareLayer`, but `record`.
 
     Example:
         >>> import torch, snarenet as sn
@@ -43,13 +44,18 @@ class BestOfLayer(SnareLayer):
     title = "SnareNet, best of several"
 
     def __init__(
-        self, constraints: Constraints, objective: Callable[[Tensor, Any], Tensor], count: int, **options: Any
+        self,
+        constraints: Constraints,
+        objective: Callable[[Tensor, Any], Tensor],
+        count: int,
+        step: float | Tensor | None = None,
+        **options: Any,
     ) -> None:
         check_count("count", count, 1)
         if options.get("record"):
             raise ValueError("`record` is not an option here: record the whole training step")
-        super().__init__(constraints, **options)
-        self.objective, self.count = objective, count
+        super().__init__(constraints, objective=objective, step=step, **options)
+        self.count = count
 
     def predictions(self, size: int) -> int:
         return self.count * size
@@ -73,6 +79,7 @@ class BestOfLayer(SnareLayer):
         """Of the solutions of every sample, the best: first by its violation, if it is outside, then by f."""
         with torch.no_grad():
             outside = torch.where(found.converged, 0.0, found.violation)
+            assert self.objective is not None
             value = torch.where(found.converged, self.objective(found.value, x), 0.0)
             order = torch.stack([outside, value], 0).unflatten(1, (-1, self.count))
             outside, value = order.nan_to_num(torch.inf)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
@@ -15,7 +17,7 @@ from snarenet.layers.base import Layer, OnFailure
 from snarenet.repair import Explanation, Options, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
-from snarenet.repair.options import as_start, as_weights, check_count, check_weights
+from snarenet.repair.options import as_start, as_step, as_weights, check_count, check_weights
 from snarenet.solution import Solution
 from snarenet.tracing import tracing
 
@@ -39,6 +41,11 @@ class SnareLayer(Layer):
         restarts: for sets with several pieces: begin so often elsewhere, where a sample is still outside; see `repair`.
         weights: (n,) how dear it is to move each variable, in every step and for the start; see `repair`.
         scale: (n,) a typical size of each variable; the same as weights = 1 / scale**2.
+        objective: f(y, x) of a batch, (B,), differentiable: what is repaired is y - W^-1 grad f(y), a step down f,
+            instead of y. Where the nearest point is sought and f has no second derivatives but the weights W, that is
+            the least point of f in the set, whatever is predicted; where f has at most twice these, and the set is
+            convex, it is nearer to it than y. A prediction at which f has no gradient is taken as it is.
+        step: factor of the step down f; at most 2 over the largest ratio of second derivatives to weights.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
@@ -73,6 +80,8 @@ class SnareLayer(Layer):
         restarts: int = 0,
         weights: Tensor | None = None,
         scale: Tensor | None = None,
+        objective: Callable[[Tensor, Any], Tensor] | None = None,
+        step: float | Tensor | None = 1.0,
         record: int = 0,
         nearest: int | None = None,
     ) -> None:
@@ -84,9 +93,11 @@ class SnareLayer(Layer):
         check_count("record", record)
         weights = as_weights(weights, scale, constraints.memo)
         check_weights(weights, constraints.size, numbers=True)
-        self.record = record
+        self.record, self.objective = record, objective
         self.weights: Tensor | None
+        self.step: Tensor | None
         self.register_buffer("weights", weights)
+        self.register_buffer("step", None if objective is None or step is None else as_step(step))
         self._recorder = Recorder()
         self.register_load_state_dict_post_hook(_prepare_again)
         self.prepare()
@@ -94,10 +105,14 @@ class SnareLayer(Layer):
     def prepare(self) -> None:
         """Compute what constant constraints allow to compute once; called whenever they are built, moved or loaded."""
         prepare(self.options, self.constraints, self.weights)
+        self.descends = self.step is not None and bool(self.step)
         self._recorder = Recorder()  # what was recorded knows the old tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> SnareLayer:
         super()._apply(fn, recurse)
+        owner = getattr(self.objective, "__self__", None)
+        if self.step is not None and isinstance(owner, nn.Module):  # a problem's, which has tensors of its own
+            owner.to(self.step.device)
         self.prepare()
         return self
 
@@ -114,11 +129,25 @@ class SnareLayer(Layer):
         return self.weights
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        return repair_with(self.options, self.constraints, y, x, relax, self.weights)
+        solution = repair_with(self.options, self.constraints, self.descend(y, x), x, relax, self.weights)
+        return solution._replace(raw=y) if self.descends else solution
+
+    def descend(self, y: Tensor, x: Any) -> Tensor:
+        """(B, n) the points that are repaired: the predictions, or a step down the objective from there."""
+        if not self.descends or not isinstance(y, Tensor) or y.ndim != 2 or not y.numel():
+            return y
+        f, step = self.objective, self.step
+        assert f is not None
+        assert step is not None
+        slope = _slope(lambda z: f(z, x).sum(), y)
+        slope = step * slope if self.weights is None else step * slope / self.weights
+        return y - torch.where(slope.isfinite().all(1, keepdim=True), slope, 0.0).to(y.dtype)
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
         recorded = self.record > 0 and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None)
         found = explain_with(self.options, self.constraints, y, x, weights=self.weights, recorded=recorded)
+        if self.descends:
+            found = replace(found, start=f"{found.start}; of a step down the objective from the prediction")
         if recorded:
             found = replace(found, engine=f"{found.engine}; recorded with {self.record} steps")
         return found
@@ -141,7 +170,8 @@ class SnareLayer(Layer):
         options = replace(self.options, max_steps=self.record, rescue=False)
 
         def call(y: Tensor, x: Any = None) -> tuple[Tensor, ...]:
-            solution = repair_with(options, self.constraints, y, x, 0.0, self.weights, recorded=True)
+            first = self.descend(y, x)
+            solution = repair_with(options, self.constraints, first, x, 0.0, self.weights, recorded=True)
             value, _, *rest = solution
             return value, *rest, solution.converged.all()
 
@@ -157,6 +187,15 @@ class SnareLayer(Layer):
         asked = self.options
         start = f"start={asked.start!r}, damping={asked.damping!r}"
         return f"{start}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
+
+
+def _slope(f: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """The gradient of a number at y, differentiable, but not in an exported program: it can hold no transform."""
+    if not torch.compiler.is_exporting():
+        return torch.func.grad(f)(y)
+    with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+        leaf = y.detach().requires_grad_()
+        return torch.autograd.grad(f(leaf), leaf)[0]
 
 
 def _prepare_again(layer: SnareLayer, _: Any) -> None:

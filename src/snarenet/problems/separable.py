@@ -8,10 +8,6 @@ from torch import Tensor
 
 from snarenet.problems.base import Problem, check_sizes
 
-# Of the mean curvature: weights that are more even are easier to project with. On validation instances of `nclp` 0.3 is
-# as good as 0.1 after 40 epochs, in batches of 400 (1.9e-5), and better after 8 in batches of 200 (3.4e-4, 1.7e-3).
-_FLOOR = 0.3
-
 
 class Separable(Problem):
     r"""$f(y) = \sum_j \tfrac12 a_j y_j^2 + b_j y_j + c_j \sin y_j + d$, all of which a reference solver can be told.
@@ -48,9 +44,3 @@ class Separable(Problem):
     def offset(self, x: Tensor) -> Tensor | None:
         """(B,) the d; None for zero."""
         return None
-
-    @property
-    def weights(self) -> Tensor:
-        """a + |c| / 2, at least 0.3 of the mean: about a minimum the sine bends f upwards, by up to |c|."""
-        bend = self.square + self.sine.abs() / 2
-        return bend.clamp(min=_FLOOR * bend.mean())

@@ -145,6 +145,14 @@ def as_weights(weights: Tensor | None, scale: Tensor | None, memo: Memo) -> Tens
     return memo.get(("scale",), (scale,), build)
 
 
+def as_step(step: float | Tensor) -> Tensor:
+    """`step` as a tensor without dimensions."""
+    found = torch.as_tensor(step, dtype=torch.float64).detach().clone()
+    if found.ndim or not 0 <= found.item() < math.inf:
+        raise ValueError(f"`step` must be a number >= 0 and finite, but got {step!r}")
+    return found
+
+
 def check_metric(name: str, given: object, size: int | None = None, *, numbers: bool = False) -> None:
     """Raise unless `given` is a tensor (n,) without a gradient; of positive `numbers`, if these are looked at."""
     if not isinstance(given, Tensor) or given.requires_grad:

@@ -28,6 +28,7 @@ _ONCE = {
     "relax_mode": "eval",
     "start": "none",
     "weights": "none",
+    "descent": "none",
     "standardise": False,
     "proximity": 0.0,
     "damping_start": 10.0,

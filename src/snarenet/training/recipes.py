@@ -62,6 +62,7 @@ _PAPER: Fields = {
     "damping_ratio": 0.6,
     "start": "none",
     "weights": "none",
+    "descent": "none",
     "standardise": False,
     "rows": "all",
     "rescue": False,

@@ -19,7 +19,7 @@ from snarenet.solution import Solution
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon
-from snarenet.training.parts.repair import plain_rows
+from snarenet.training.rows import kind
 from snarenet.training.witness import Witness
 
 # Of the loss's gradient, for stuck outputs: less than in loops whose networks start anywhere. And, on rows of any kind,
@@ -92,7 +92,7 @@ class Stepper:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         device = problem.inputs.device
         self.bounded = not bool(problem.equalities(problem.inputs[:1]).all())
-        self.plain = plain_rows(problem)
+        self.plain = kind(problem) != "any"
         self.totals = Totals(device, seeds)
         asked = config.method == "snare" if config.record == "auto" else config.record > 0
         self.records = asked and device.type == "cuda" and group.size == 1 and model.layer.recordable
