@@ -17,7 +17,7 @@ from snarenet import cli
 from snarenet.testing import autograd_jacobian, draw, textbook_repair
 from snarenet_lab import bench
 from snarenet_lab.bench import __main__ as without_tyro
-from snarenet_lab.bench import collection, common, damping, growth, matrix_free, robustness, scaling
+from snarenet_lab.bench import collection, common, damping, growth, matrix_free, robustness, scaling, settings
 from snarenet_lab.bench import repair as one_repair
 from snarenet_lab.bench.authors import repair_as_authors
 from snarenet_lab.starts import start
@@ -311,6 +311,17 @@ def test_damping(tmp_path: Path) -> None:
     assert row["steps in training"] > 1
     with pytest.raises(ValueError, match="`problem` must be one of nclp, qcqp, but got 'cbf'"):
         damping.measure(CPU, tmp_path, problem="cbf")
+
+
+def test_settings(tmp_path: Path) -> None:
+    """Every setting is trained and judged on validation instances; one that learns nothing is behind."""
+    pytest.importorskip("casadi")
+    options = {"sizes": {"size": 8, "inequalities": 4, "equalities": 2, "instances": 240}, "epochs": 6}
+    chosen = {"the defaults": {}, "nothing learned": {"lr": 0.0, "descent": "none"}}
+    first, second = settings.measure(CPU, tmp_path, ["nclp"], settings=chosen, **options).records()
+    assert first["setting"] == "the defaults"
+    assert 0 <= first["nclp"] < 0.1 * second["nclp"]
+    assert first["infeasible"] == second["infeasible"] == 0
 
 
 class TestMatrixFree:

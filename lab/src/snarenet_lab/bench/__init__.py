@@ -27,6 +27,7 @@ ITEMS = (
     "robustness",
     "collection",
     "damping",
+    "settings",
     "matrix_free",
     "general",
     "nearest",
