@@ -57,6 +57,13 @@ class TestWeights:
         weights = find(problem).weights
         torch.testing.assert_close(weights / weights[0], problem.bends, rtol=1e-9, atol=0)
 
+    def test_variables_at_a_bound_are_no_dearer(self) -> None:
+        """Two of four are at zero in nearly all samples."""
+        problem = Share([1.0, 1.0, 1.0, 2.0], [0.0, 0.0, 20.0, 30.0])
+        problem.constraints = problem.constraints & sn.Box(0.0, 4.0)
+        weights = find(problem).weights
+        torch.testing.assert_close(weights / weights[0], problem.bends, rtol=1e-6, atol=0)
+
     def test_a_floor(self) -> None:
         weights = find(Share([1.0, 1.0, 1.0, 0.0], [0.0] * 4)).weights
         assert 0.01 < weights[3] / weights[0] < 1
@@ -130,7 +137,7 @@ class TestTypical:
         found = typical._usual(y)
         torch.testing.assert_close(found[:2], usual[:2], rtol=0.3, atol=0)
         assert found[2] < 0.2 * usual[2]
-        weights = typical._metric(y, Slope(lambda y, x: y.sum(1), y, y), easy=False)
+        weights = typical._metric(y, Slope(lambda y, x: y.sum(1), y, y), torch.ones_like(found), 0.3)
         torch.testing.assert_close(weights / weights[0], (found[0] / found).square())
 
     def test_most_samples_at_a_bound_have_a_spread(self) -> None:

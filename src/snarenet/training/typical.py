@@ -1,12 +1,14 @@
 r"""`find`: where the solutions of a problem typically lie, how far from there, and how dear it is to move a variable.
 
 A few training inputs tell: from a repaired point of each, interior-point steps lead nearly to a local optimum
-(`optimum/descent.py`). With the spread $s_j$ of most that was found and the mean second derivatives $h_j$ of f there,
+(`optimum/descent.py`). With a length $s_j$ for each variable and the mean second derivatives $h_j$ of f there,
 
 $$ W_{jj} = \frac{\max(u_j,\ \phi\, \bar u)}{s_j^2}, \qquad u_j = \max(h_j, 0)\, s_j^2 : $$
 
-the curvature of f where it has any, floored in units of what solutions differ by: the floor $\phi$ is low where the
-nearest point is found in any metric. Where f is linear all u are zero, and W is $1 / s^2$.
+the curvature of f where it has any, floored: the floor $\phi$ is low where the nearest point is found in any metric.
+Lengths are those that most solutions differ by; for a curved f, where it is projected, a share of the room between
+bounds, so that a variable which most solutions leave at a bound is no dearer than its curvature. Where f is linear all
+u are zero, and W is $1 / s^2$.
 
 A step $t W^{-1} \nabla f$ down the objective shortens the way to the optimum if t times the Hessian does not exceed W;
 t is the largest such factor, but the step is no longer than 10 to 300 times what solutions differ by, as the set
@@ -85,9 +87,12 @@ def find(problem: Problem) -> Found:
     if not len(y):
         return found
     slope = Slope(problem.objective, y, x)
-    easy = kind(problem) == "convex"  # projected onto in any metric, from anywhere
-    far = _FARTHEST if easy else _FAR if convex(problem) else _NEAR
-    weights = _metric(y, slope, easy) if problem.weights is None else problem.weights
+    rows = kind(problem)
+    far = _FARTHEST if rows == "convex" else _FAR if convex(problem) else _NEAR
+    weights = problem.weights
+    if weights is None:
+        lengths = _usual(y) if rows == "any" else _units(problem, y, x)
+        weights = _metric(y, slope, lengths, _LOW if rows == "convex" else _FLOOR)
     return Found(y.mean(0), _spread(y), weights, _step(y, slope, weights, far))
 
 
@@ -141,13 +146,12 @@ def _floored(spread: Tensor) -> Tensor:
     return spread.clamp(min=_LEAST * varies.median().item()) if len(varies) else torch.ones_like(spread)
 
 
-def _metric(y: Tensor, slope: Slope, easy: bool) -> Tensor:
+def _metric(y: Tensor, slope: Slope, lengths: Tensor, floor: float) -> Tensor:
     """(n,) W of the module's formula, with a mean of 1."""
-    spread = _spread(y) if easy else _usual(y)
-    bends = slope.diagonal().clamp(min=0) * spread.square()
-    if bends.mean() <= _FLAT * (slope.value * spread).abs().mean():
-        bends = torch.ones_like(bends)
-    weights = bends.clamp(min=(_LOW if easy else _FLOOR) * bends.mean().item()) / spread.square()
+    bends = slope.diagonal().clamp(min=0) * lengths.square()
+    if bends.mean() <= _FLAT * (slope.value * lengths).abs().mean():
+        bends, lengths = torch.ones_like(bends), _usual(y)
+    weights = bends.clamp(min=floor * bends.mean().item()) / lengths.square()
     return weights / weights.mean()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from snarenet.damping import Annealed, Constant
 from snarenet.layers import BestOfLayer, Layer, build, layer_class
 from snarenet.problems import Problem
@@ -99,8 +97,8 @@ class Repair(Part):
             options, own = self.options(self.test_tol, problem), problem.weights
             auto = self.weights == "auto" and problem.direct
             known = find(problem) if auto and found is None else found
-            if own is None and self.weights != "none" and problem.direct:
-                own = torch.ones_like(problem.inputs[0, :1]).repeat(problem.size) if known is None else known.weights
+            if own is None and problem.direct:  # equal ones where nothing is found: a run with "own" has a tensor
+                own = known.weights if auto and known is not None else problem.inputs.new_ones(problem.size)
             kept = None if own is None or self.weights == "none" else own.detach().clone()  # a loaded run writes to it
             chosen = {**vars(options), "weights": kept}
             if known is not None and options.start is not None and self.descends(problem):
