@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -91,16 +92,18 @@ def test_a_single_precision_prediction() -> None:
     torch.testing.assert_close(found.double(), layer()(y, x), rtol=0, atol=1e-5)
 
 
-def test_where_the_objective_has_no_gradient() -> None:
-    """Outside its domain a prediction is repaired as it is, and others are none the worse."""
-    own = sn.SnareLayer(simplex(), objective=lambda y, x: -y.log().sum(1), step=0.1)
-    y = torch.tensor([[-1.0, 0.5, 0.5], [0.2, 0.3, 0.9]], dtype=torch.float64)
-    found = own.solve(y.requires_grad_(), None)
-    torch.testing.assert_close(found.value[:1], sn.SnareLayer(simplex())(y[:1]))
-    found.value[:, 0].sum().backward()
+@pytest.mark.parametrize("f", [torch.log, torch.sqrt])
+def test_outside_the_domain_of_the_objective(f: Callable[[Tensor], Tensor]) -> None:
+    """There a prediction is repaired as it is, though log has a formula for its derivative, and no NaN gets through."""
+    own, plain = sn.SnareLayer(simplex(), objective=lambda y, x: -f(y).sum(1), step=0.1), sn.SnareLayer(simplex())
+    y = torch.tensor([[-0.1, 0.5, 0.9], [0.2, 0.3, 0.9]], dtype=torch.float64).requires_grad_()
+    found = own.solve(y, None)
+    torch.testing.assert_close(found.value[:1], plain(y[:1]))
+    assert (found.value[1] - plain(y[1:])[0]).abs().max() > 0.01
     assert found.converged.all()
-    assert y.grad is not None
-    assert y.grad.isfinite().all()
+    (gradient,) = torch.autograd.grad(found.value[:, 1].sum(), y)
+    torch.testing.assert_close(gradient[:1], torch.autograd.grad(plain(y)[0, 1], y)[0][:1])
+    assert gradient.isfinite().all()
 
 
 def test_none_and_an_empty_batch() -> None:
@@ -140,3 +143,17 @@ def test_exported() -> None:
     own = layer().eval()
     program = torch.export.export(own, (y, x)).module()
     torch.testing.assert_close(program(y, x), own(y, x))
+
+
+@pytest.mark.gpu
+def test_recorded() -> None:
+    """A recording steps down the objective as well, and so does what is done about samples that need more steps."""
+    ring = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, lower=1.0, upper=2.0).cuda()
+    y, x = 3 * draw(50, 3).cuda(), draw(50, 3, seed=1).cuda()
+    for record in (1, 30):
+        own, other = (
+            sn.SnareLayer(ring, objective=quartic, step=0.01, start=None, record=count).cuda() for count in (record, 0)
+        )
+        found, wanted = own.solve(y, x), other.solve(y, x)
+        assert torch.equal(found.raw, y)
+        torch.testing.assert_close(found.value, wanted.value)

@@ -374,15 +374,16 @@ class TestStep:
 
 
 class TestRun:
-    def test_it_learns_and_keeps_everything(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("descent", "learned"), [("none", 0.1), ("auto", 0.001)])  # which is near from the start
+    def test_it_learns_and_keeps_everything(self, tmp_path: Path, descent: str, learned: float) -> None:
         state = torch.get_rng_state()
-        family, chosen = problem(), config(epochs=30)
+        family, chosen = problem(), config(epochs=30, descent=descent)
         model = chosen.build(family)
         run = sn.Trainer(chosen, tmp_path / "deep" / "run", quiet=True).fit(model, family)
         assert torch.equal(torch.get_rng_state(), state)  # the user's random numbers are left alone
         lines = run.metrics()
         assert [line["epoch"] for line in lines] == list(range(1, 31))
-        assert lines[-1]["loss"] < lines[0]["loss"] - 0.001
+        assert lines[-1]["loss"] < lines[0]["loss"] - learned
         assert lines[-1]["valid"]["violation"] <= 1e-8
         assert not model.training
         x = family.split("test")

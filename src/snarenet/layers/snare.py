@@ -45,7 +45,8 @@ class SnareLayer(Layer):
             instead of y. Where the nearest point is sought and f has no second derivatives but the weights W, that is
             the least point of f in the set, whatever is predicted; where f has at most twice these, and the set is
             convex, it is nearer to it than y. A prediction at which f has no gradient is taken as it is.
-        step: factor of the step down f; at most 2 over the largest ratio of second derivatives to weights.
+        step: factor of the step down f, at most 2 over the largest ratio of second derivatives to weights; None for no
+            step.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
@@ -136,12 +137,12 @@ class SnareLayer(Layer):
         """(B, n) the points that are repaired: the predictions, or a step down the objective from there."""
         if not self.descends or not isinstance(y, Tensor) or y.ndim != 2 or not y.numel():
             return y
-        f, step = self.objective, self.step
-        assert f is not None
-        assert step is not None
-        slope = _slope(lambda z: f(z, x).sum(), y)
-        slope = step * slope if self.weights is None else step * slope / self.weights
-        return y - torch.where(slope.isfinite().all(1, keepdim=True), slope, 0.0).to(y.dtype)
+        assert self.objective is not None
+        assert self.step is not None
+        slope, value = _slope(self.objective, y, x)
+        move = self.step * slope if self.weights is None else self.step * slope / self.weights
+        known = move.isfinite().all(1) & value.isfinite()
+        return y - torch.where(known.unsqueeze(1), move, 0.0).to(y.dtype)
 
     def explain(self, y: Tensor | None = None, x: Any = None) -> Explanation:
         recorded = self.record > 0 and isinstance(y, Tensor) and y.ndim == 2 and self._can_record(y, x, None)
@@ -181,7 +182,9 @@ class SnareLayer(Layer):
         solution = Solution(found[0], y, *found[1:-1])
         if bool(found[-1]):
             return solution
-        return repair_with(self.options, self.constraints, y, x, 0.0, self.weights, solution, recorded=True)
+        first = self.descend(y, x)
+        again = repair_with(self.options, self.constraints, first, x, 0.0, self.weights, solution, recorded=True)
+        return again._replace(raw=y)
 
     def extra_repr(self) -> str:
         asked = self.options
@@ -189,13 +192,32 @@ class SnareLayer(Layer):
         return f"{start}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
 
 
-def _slope(f: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-    """The gradient of a number at y, differentiable, but not in an exported program: it can hold no transform."""
+def _slope(f: Callable[[Tensor, Any], Tensor], y: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    """The gradient (B, n) of f at y, and f (B,); differentiable, except in an exported program: it has no transforms."""
     if not torch.compiler.is_exporting():
-        return torch.func.grad(f)(y)
+
+        def total(z: Tensor) -> tuple[Tensor, Tensor]:
+            value = f(z, x)
+            return value.sum(), value
+
+        return torch.func.grad(total, has_aux=True)(_Guarded.apply(y))
     with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         leaf = y.detach().requires_grad_()
-        return torch.autograd.grad(f(leaf), leaf)[0]
+        value = f(leaf, x)
+        return torch.autograd.grad(value.sum(), leaf)[0], value
+
+
+class _Guarded(torch.autograd.Function):
+    """y itself, with no gradient for samples where that is no number: outside the domain of f it has no derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        (gradient,) = gradients
+        return torch.where(gradient.isfinite().all(1, keepdim=True), gradient, 0.0)
 
 
 def _prepare_again(layer: SnareLayer, _: Any) -> None:

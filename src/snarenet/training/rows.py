@@ -12,6 +12,7 @@ from snarenet.problems import Problem
 
 Kind = Literal["constant", "diagonal", "convex", "any"]
 
+_INPUTS = 32  # whose matrices are looked at, where these depend on x
 _ROUNDING = 1e-12  # of the largest eigenvalue: one that is zero
 
 
@@ -37,7 +38,8 @@ def convex(problem: Problem) -> bool:
 
 
 def _instance(problem: Problem) -> Instance:
-    return problem.constraints.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1])
+    x = problem.inputs[:_INPUTS]
+    return problem.constraints.at(x.new_zeros(len(x), problem.size), x)
 
 
 def _bowl(part: Map) -> bool:
