@@ -193,7 +193,7 @@ class SnareLayer(Layer):
 
 
 def _slope(f: Callable[[Tensor, Any], Tensor], y: Tensor, x: Any) -> tuple[Tensor, Tensor]:
-    """The gradient (B, n) of f at y and f (B,); not differentiable in an exported program, which holds no transforms."""
+    """The gradient (B, n) of f at y, and f (B,). Not differentiable in an exported program: it holds no transforms."""
     if not torch.compiler.is_exporting():
 
         def total(z: Tensor) -> tuple[Tensor, Tensor]:
