@@ -131,3 +131,36 @@ def test_trainer_evaluation_report_and_reference(tmp_path: Path, name: str) -> N
     assert "a problem of your own" in write_report(tmp_path).read_text()
     again = run.load_model(problem)
     assert torch.equal(again(problem.split("test")), model(problem.split("test")))
+
+
+class Chain(sn.Problem):
+    """Neighbours that may not differ by much, by a function; min |y - a (1 + x)|^2."""
+
+    size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs = np.random.default_rng(1).random((120, 2))
+        self.register_buffer("inputs", torch.from_numpy(inputs))
+        self.constraints = sn.Nonlinear(
+            lambda y, x: (y[:, 1:] - y[:, :-1]).square() + 0.1 * y[:, 1:].sin(),
+            7,
+            upper=lambda x: (0.05 + 0.1 * x[:, :1]).expand(-1, 7),
+        ) & sn.Box(lambda x: -x[:, 1:].expand(-1, 8), 2.0)
+
+    def objective(self, y: Tensor, x: Tensor) -> Tensor:
+        return (y - torch.linspace(-1, 2, 8, dtype=y.dtype) * (1 + x[:, :1])).square().sum(1)
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_rows_of_any_kind_under_a_curved_objective(tmp_path: Path, candidates: int) -> None:
+    problem = Chain()
+    best = solve(problem, workers=1, cache=False)
+    config = sn.TrainConfig(epochs=1, batch=50, width=8, candidates=candidates)
+    model = config.build(problem)
+    run = sn.Trainer(config, tmp_path, quiet=True).fit(model, problem)
+    found = sn.evaluate(model, problem, reference=best.objective, timed=False)
+    assert found.summary["converged"] == 1.0
+    assert np.abs(found.arrays["gap"]).max() < 1e-6
+    again = run.load_model(problem)
+    assert torch.equal(again(problem.split("test")), model(problem.split("test")))

@@ -121,7 +121,7 @@ class TestConfig:
             ("nclp", {"weights": "none"}, False),
             ("forecast", {}, False),  # its objective is what happened in the end
             ("cbf", {}, False),  # a policy
-            ("mpc", {"start": "auto"}, False),  # nothing is projected
+            ("mpc", {}, True),  # rows of any kind
         ],
     )
     def test_where_it_steps_down_the_objective(self, family: str, changes: dict, descends: bool) -> None:
@@ -142,7 +142,7 @@ class TestConfig:
         ],
     )
     def test_the_start_suits_the_rows(self, family: str, changes: dict, start: Any, damping: Any) -> None:
-        """Onto rows of any kind nothing is projected in training."""
+        """Onto rows of any kind nothing is projected without a step down the objective, for which weights are needed."""
         sizes = {"horizon": 5, "instances": 60} if family == "mpc" else SIZES
         config = sn.TrainConfig(weights="none", **changes)
         options = config.build_layer(sn.problems.load(family, **sizes)).options

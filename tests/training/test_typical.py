@@ -11,6 +11,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.optimum import Slope
 from snarenet.training import typical
+from snarenet.training.rows import kind
 from snarenet.training.typical import Found, find
 
 
@@ -106,6 +107,20 @@ class TestStep:
         y, _ = typical._solutions(problem, torch.zeros(4, dtype=torch.float64))
         spread = y.var(0, correction=0) @ found.weights
         assert 30 < (length / spread).sqrt() <= 55
+
+    @pytest.mark.parametrize("cost", [0.0, 1e3])
+    def test_rows_of_any_kind(self, cost: float) -> None:
+        """Onto them it pays to project where the objective is curved over what solutions differ by, not else."""
+        problem = Share([1.0, 2.0, 1.2, 2.5], [cost, 0.0, -cost, 0.0])
+        problem.convex = False
+        problem.constraints = sn.Nonlinear(lambda y, x: y.square() + 0.1 * y.sin(), 4, upper=1.0)
+        assert kind(problem) == "any"
+        found, layer = find(problem), sn.TrainConfig().build(problem).layer
+        assert isinstance(layer, sn.SnareLayer)
+        curved = cost == 0.0
+        assert (found.step > 0, layer.options.start, layer.descends) == (curved, "auto" if curved else None, curved)
+        if curved:
+            torch.testing.assert_close(found.weights / found.weights[0], problem.bends, rtol=1e-9, atol=0)
 
     def test_rows_of_the_hessian_count(self) -> None:
         """Of a full Hessian no step exceeds twice what its largest eigenvalue allows."""

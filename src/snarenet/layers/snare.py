@@ -130,8 +130,10 @@ class SnareLayer(Layer):
         return self.weights
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        solution = repair_with(self.options, self.constraints, self.descend(y, x), x, relax, self.weights)
-        return solution._replace(raw=y) if self.descends else solution
+        if not self.descends:
+            return repair_with(self.options, self.constraints, y, x, relax, self.weights)
+        first = self.descend(y, x)
+        return repair_with(self.options, self.constraints, first, x, relax, self.weights, near=y)._replace(raw=y)
 
     def descend(self, y: Tensor, x: Any) -> Tensor:
         """(B, n) the points that are repaired: the predictions, or a step down the objective from there."""

@@ -163,7 +163,6 @@ class MPC(Problem):
         "head": 0.1,  # they begin there
         "lr": 2e-3,  # with a larger one they come to lie on the same side again
         "proximity": 1.0,  # and stay: without, both come to lead straight through the ellipse
-        "start": 20,  # through the repair alone training is unsteady
         "standardise": False,
     }
     goal = GOAL[:2]

@@ -105,16 +105,20 @@ def repair_with(
     weights: Tensor | None = None,
     first: Solution | None = None,
     recorded: bool = False,
+    near: Tensor | None = None,
 ) -> Solution:
     """`repair` with options that were checked before; it warns of nothing.
 
     `first` is what a first attempt came to, if there was one: only samples that it left outside are attempted again.
-    `recorded` has it begin where a recorded repair can.
+    `recorded` has it begin where a recorded repair can. `near` are points (B, n) in whose valley of a set that is not
+    convex the nearest point to y is sought, y itself unless given.
     """
     if not tracing() and torch.is_inference_mode_enabled():  # which makes no graphs, and derivatives come from these
         with torch.inference_mode(False), torch.no_grad():
-            return repair_with(options, constraints, y.clone(), tree_map(_copied, x), relax, weights, first, recorded)
-    return in_full_precision(lambda y, x: _repair(options, constraints, y, x, relax, weights, first, recorded), y, x)
+            return repair_with(options, constraints, y.clone(), tree_map(_copied, x), relax, weights, first, recorded, near)
+    return in_full_precision(
+        lambda y, x: _repair(options, constraints, y, x, relax, weights, first, recorded, near), y, x
+    )
 
 
 def _copied(leaf: Any) -> Any:
@@ -130,6 +134,7 @@ def _repair(
     weights: Tensor | None,
     first: Solution | None,
     recorded: bool,
+    near: Tensor | None,
 ) -> Solution:
     """The whole course, without autocast."""
     work, finite, predicted, instance = constraints.prepare(y, x, relax, options.dtype)
@@ -140,7 +145,7 @@ def _repair(
     course = _Course(constraints.memo, instance, instance, None, chosen, weights)
     if metric is not None:
         course = course._replace(taken=instance._replace(map=metric.map(instance.map)), metric=metric)
-    start = course.begin(asked, predicted)
+    start = course.begin(asked, predicted, None if near is None else near.detach().to(predicted))
     if first is None:
         out = course.attempt(asked, start, finite)
     else:
@@ -208,9 +213,9 @@ class _Course(NamedTuple):
         given = self.given.select(index)
         return self._replace(given=given, taken=self.taken.select(index) if self.metric else given)
 
-    def begin(self, options: Options, y: Tensor) -> Tensor:
+    def begin(self, options: Options, y: Tensor, near: Tensor | None = None) -> Tensor:
         """Where the repair of y begins."""
-        return approach(self.memo, self.given, y, self.plan, self.weights, self.metric, options.tol)
+        return approach(self.memo, self.given, y, self.plan, self.weights, self.metric, options.tol, near)
 
     def attempt(self, options: Options, y: Tensor, finite: Tensor, bounded: bool | None = None) -> _Judged:
         """One way from y to the set, judged by what it leads to; `bounded`: in the rescue's space, scaled or not."""

@@ -28,6 +28,11 @@ def kind(problem: Problem) -> Kind:
     return "diagonal" if map.diagonal_hessian else "convex" if convex(problem) else "any"
 
 
+def searched(problem: Problem) -> bool:
+    """Is the nearest point found by a search that looks at values, as no CUDA graph can?"""
+    return kind(problem) in ("convex", "any")
+
+
 def convex(problem: Problem) -> bool:
     """Is the set known to be convex?"""
     instance = _instance(problem)

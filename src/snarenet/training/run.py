@@ -31,6 +31,7 @@ from snarenet.training.typical import Found
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
 _CHECKPOINT, _MODEL = "checkpoint.safetensors", "model.safetensors"
+_STEP = "layer.step"  # of the tensors: the factor of a step down the objective, if the layer takes one
 _EVALUATION, _INSTANCES, _REPORT = "evaluation.json", "evaluation.npz", "report.html"
 FILES = {
     _CONFIG: "problem and configuration",
@@ -202,7 +203,9 @@ class Run(Folder):
         problem = self.load_problem() if problem is None else problem
         name = _MODEL if keep is None and (self.path / _MODEL).exists() else _CHECKPOINT
         weights = self.read_tensors(_MODEL)[0] if name == _MODEL else self._weights(keep)
-        model = self.config.build(problem, net, found=Found.blank(problem))  # what was found is among the weights
+        blank = Found.blank(problem)  # what was found is among the weights; whether there is a step decides on the layer
+        found = blank._replace(step=weights.get(_STEP, blank.step))
+        model = self.config.build(problem, net, found=found)
         if net is not None and not any(key.startswith("units.") for key in weights):
             model.units = None  # it was trained without any
         try:

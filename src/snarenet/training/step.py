@@ -19,7 +19,7 @@ from snarenet.solution import Solution
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
 from snarenet.training.muon import Muon
-from snarenet.training.rows import kind
+from snarenet.training.rows import kind, searched
 from snarenet.training.witness import Witness
 
 # Of the loss's gradient, for stuck outputs: less than in loops whose networks start anywhere. And, on rows of any kind,
@@ -94,7 +94,8 @@ class Stepper:
         self.bounded = not bool(problem.equalities(problem.inputs[:1]).all())
         self.plain = kind(problem) != "any"
         self.totals = Totals(device, seeds)
-        asked = config.method == "snare" if config.record == "auto" else config.record > 0
+        projects = model.layer.options.start is not None and searched(problem)
+        asked = config.method == "snare" and not projects if config.record == "auto" else config.record > 0
         self.records = asked and device.type == "cuda" and group.size == 1 and model.layer.recordable
         self.record = 0 if config.record == "auto" else config.record  # steps in a recording; 0 until they are known
         self.lr = torch.tensor(config.lr, device=device)  # tensors: a recording reads them

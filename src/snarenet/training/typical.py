@@ -6,13 +6,14 @@ A few training inputs tell: from a repaired point of each, interior-point steps 
 $$ W_{jj} = \frac{\max(u_j,\ \phi\, \bar u)}{s_j^2}, \qquad u_j = \max(h_j, 0)\, s_j^2 : $$
 
 the curvature of f where it has any, floored: the floor $\phi$ is low where the nearest point is found in any metric.
-Lengths are those that most solutions differ by; for a curved f, where it is projected, a share of the room between
-bounds, so that a variable which most solutions leave at a bound is no dearer than its curvature. Where f is linear all
-u are zero, and W is $1 / s^2$.
+Lengths of a curved f are a share of the room between bounds, so that a variable which most solutions leave at a bound
+is no dearer than its curvature. Where f is linear all u are zero, and W is $1 / s^2$ with lengths that most solutions
+differ by.
 
 A step $t W^{-1} \nabla f$ down the objective shortens the way to the optimum if t times the Hessian does not exceed W;
 t is the largest such factor, but the step is no longer than 10 to 300 times what solutions differ by, as the set
-allows.
+allows. Onto rows of any kind the projection is dear: it pays where f is so curved that no step is cut short. Elsewhere
+there is no step, and lengths are those that most solutions differ by.
 """
 
 from __future__ import annotations
@@ -86,14 +87,15 @@ def find(problem: Problem) -> Found:
     y, x = _solutions(problem, found.centre)
     if not len(y):
         return found
-    slope = Slope(problem.objective, y, x)
-    rows = kind(problem)
+    slope, rows, own = Slope(problem.objective, y, x), kind(problem), problem.weights
+    floor = _FLOOR if rows in ("constant", "diagonal") else _LOW
+    weights = _metric(y, slope, _units(problem, y, x), floor) if own is None else own
+    step, longest = _steps(y, slope, weights)
     far = _FARTHEST if rows == "convex" else _FAR if convex(problem) else _NEAR
-    weights = problem.weights
-    if weights is None:
-        lengths = _usual(y) if rows == "any" else _units(problem, y, x)
-        weights = _metric(y, slope, lengths, _LOW if rows == "convex" else _FLOOR)
-    return Found(y.mean(0), _spread(y), weights, _step(y, slope, weights, far))
+    if rows == "any" and not step <= far * longest:
+        weights = _metric(y, slope, _usual(y), _FLOOR) if own is None else own
+        step = torch.zeros_like(step)
+    return Found(y.mean(0), _spread(y), weights, torch.minimum(step, far * longest))
 
 
 def _solutions(problem: Problem, centre: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,10 +157,10 @@ def _metric(y: Tensor, slope: Slope, lengths: Tensor, floor: float) -> Tensor:
     return weights / weights.mean()
 
 
-def _step(y: Tensor, slope: Slope, weights: Tensor, far: float) -> Tensor:
-    """The factor t of the module's words; 0 where f is linear."""
+def _steps(y: Tensor, slope: Slope, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of a whole step down f, 0 where f is linear, and of one as long as what solutions differ by."""
     largest = (slope.bound(weights.rsqrt()) / weights).max()
     length = (slope.value.square() / weights).sum(1).mean().sqrt()
     if not largest > 0 or not 0 < length < torch.inf:
-        return torch.zeros_like(largest)
-    return torch.minimum(1 / largest, far * (y.var(0, correction=0) * weights).sum().sqrt() / length)
+        return torch.zeros_like(largest), torch.zeros_like(largest)
+    return 1 / largest, (y.var(0, correction=0) * weights).sum().sqrt() / length

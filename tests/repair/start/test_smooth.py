@@ -259,3 +259,35 @@ class TestInRepair:
     def test_a_compiled_layer_finds_the_same(self) -> None:
         layer = sn.SnareLayer(shell(), start=sn.Nearest(20))
         assert_equal(torch.compile(layer, backend="eager")(Y, X), layer(Y, X), 1e-10)
+
+
+class TestValleys:
+    """Outside an ellipse there are two points that are nearest to one on its long axis, or nearly so."""
+
+    ellipse = sn.Nonlinear(lambda y, x: (y[:, :1] / 2).square() + y[:, 1:].square(), 1, 1.0)
+    y = torch.tensor([[0.0, 0.1], [0.0, 0.1], [0.0, 0.1]], dtype=torch.float64)
+    near = torch.tensor([[0.1, 0.6], [0.1, -0.6], [torch.nan, 0.0]], dtype=torch.float64)
+
+    def seek(self, near: Tensor | None) -> Tensor:
+        instance = self.ellipse.at(self.y, None)
+        chosen = plan(Options(start=sn.Nearest()), instance)
+        return approach(Memo(), instance, self.y, chosen, near=near)
+
+    def test_the_one_that_is_meant(self) -> None:
+        up, down = [0.0, 1.0], [0.0, -1.0]
+        assert_equal(self.seek(None), torch.tensor([up, up, up], dtype=torch.float64), 1e-8)
+        assert_equal(self.seek(self.near), torch.tensor([up, down, up], dtype=torch.float64), 1e-8)
+
+    def test_candidates_choose_it(self) -> None:
+        """A step down a quadratic objective forgets the predictions; in which valley to look they still say."""
+        best = torch.tensor([[0.0, 0.1], [0.0, -0.1]], dtype=torch.float64)
+
+        def cost(y: Tensor, x: Tensor) -> Tensor:
+            return (y - x).square().sum(1)
+
+        y = torch.tensor([[0.1, 0.6, 0.1, -0.6]] * 2, dtype=torch.float64)
+        one, two = (sn.SnareLayer(self.ellipse, objective=cost, step=0.5)(part, best) for part in y.chunk(2, 1))
+        layer = sn.BestOfLayer(self.ellipse, cost, 2, 0.5)
+        assert_equal(one, torch.tensor([[0.0, 1.0]] * 2, dtype=torch.float64), 1e-8)
+        assert_equal(two, torch.tensor([[0.0, -1.0]] * 2, dtype=torch.float64), 1e-8)
+        assert_equal(layer(y, best), torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64), 1e-8)

@@ -129,6 +129,7 @@ def approach(
     weights: Tensor | None = None,
     metric: Metric | None = None,
     tol: float = 0.0,
+    near: Tensor | None = None,
 ) -> Tensor:
     """Points (B, n) at the projections of y, or near them; y itself where it is in the set, or nothing was found.
 
@@ -140,15 +141,16 @@ def approach(
         weights: (n,) those of the squared distance, equal unless given.
         metric: that of a repair's steps.
         tol: the violation up to which a sample is in the set.
+        near: (B, n) points in whose valley a projection onto rows of any kind is sought; y unless given.
     """
     if chosen.method == "none":
         return y
     if chosen.looks and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         from snarenet.repair.start.eager import approach_eagerly  # here, as it imports the whole compiler
 
-        return approach_eagerly(memo, instance, y, chosen, weights, metric, tol)  # pyright: ignore
+        return approach_eagerly(memo, instance, y, chosen, weights, metric, tol, near)  # pyright: ignore
     if chosen.method == "smooth":
-        return _project(memo, instance, y, weights, metric, chosen.iterations, tol)
+        return _project(memo, instance, y, weights, metric, chosen.iterations, tol, near)
     with without_grad():
         outside = ~(largest(residual(instance.map.value(y), instance.lower, instance.upper)) <= tol)
     if tracing() or (y.is_cuda and not chosen.thorough):  # which must not, or had better not, look at values
@@ -193,12 +195,13 @@ def _project(
     metric: Metric | None,
     iterations: int,
     tol: float,
+    near: Tensor | None = None,
 ) -> Tensor:
     """The projections of y onto rows of any kind, by `smooth`; it looks at values, so it is never traced."""
     ball = ball_of(instance)
     if ball is None:
         restore = partial(_restored, memo, metric)
-        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol)
+        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol, near)
     left = smooth.outside(instance, y, tol)
     if not len(left):
         return y

@@ -3,7 +3,8 @@ r"""`project`: the nearest point of any smooth set: repaired, then approached fr
 $$ \min_z \tfrac12 \| z - y \|_W^2 \;\text{ so that }\; l \le g(z) \le u, \qquad
    W (z - y) + J(z)^\top \mu = 0. $$
 
-1. A repair leads to a point of the set; not if the set is known to be convex, where nothing depends on the start.
+1. A repair leads to a point of the set, from y or from another point whose valley is meant; not if the set is known to
+   be convex, where nothing depends on the start.
 2. Interior-point steps (`interior.py`) lead from there nearly to the nearest point.
 3. Newton's method leads on to all digits. Rows and variables are held at their bounds by a primal-dual active set: an
    equality, a row with $\mu_i + (g_i - u_i) / J_i W^{-1} J_i^\top > 0$ (or < 0 with $l_i$), a variable that
@@ -60,6 +61,7 @@ def project(
     restore: Restore,
     sparse: bool,
     tol: float = 0.0,
+    near: Tensor | None = None,
 ) -> Tensor:
     """The nearest points (B, n) to y, y itself where they were not found; differentiable in y, bounds and data.
 
@@ -71,13 +73,14 @@ def project(
         restore: repairs a batch; says where it leads, and (B,) which samples are in the set then.
         sparse: solve systems on the pattern of the rows.
         tol: the violation up to which y itself will do.
+        near: (B, n) what is repaired at first, y unless given.
     """
     left = outside(instance, y, tol)
     if not len(left) or not differentiable(instance.select(left[:1]).map, y[left[:1]]):
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
     tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
-    recipe = _Recipe(left, iterations, metric, restore, sparse)
+    recipe = _Recipe(left, iterations, metric, restore, sparse, None if near is None else near.detach())
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
@@ -103,6 +106,7 @@ class _Recipe(NamedTuple):
     metric: Tensor
     restore: Restore
     sparse: bool
+    near: Tensor | None  # what is repaired at first, if not y
 
 
 class _Project(torch.autograd.Function):
@@ -153,13 +157,27 @@ def _find_some(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> 
     if bool(good.all()):
         return left, point
     others, other = _from_repaired(recipe, instance, y, left[~good])
-    both = (torch.cat([one[good], two]) for one, two in zip(point, other, strict=True))
-    return torch.cat([left[good], others]), Point(*both)
+    return torch.cat([left[good], others]), _joined(Point(*(tensor[good] for tensor in point)), other)
 
 
 def _from_repaired(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
-    """The same for some samples, from where a repair leads."""
-    start, reached = recipe.restore(instance.select(left), y[left])
+    """The same, from where a repair leads."""
+    found, point = _after_repair(recipe, instance, y, left, y if recipe.near is None else recipe.near)
+    if recipe.near is None or len(found) == len(left):
+        return found, point
+    others, other = _after_repair(recipe, instance, y, left[~torch.isin(left, found)], y)
+    return torch.cat([found, others]), _joined(point, other)
+
+
+def _joined(one: Point, two: Point) -> Point:
+    return Point(*(torch.cat(pair) for pair in zip(one, two, strict=True)))
+
+
+def _after_repair(
+    recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor, near: Tensor
+) -> tuple[Tensor, Point]:
+    """The same, from where a repair of certain points leads."""
+    start, reached = recipe.restore(instance.select(left), near[left])
     left, start = left[reached], start[reached]
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
     point, good = _search(task, start, recipe.iterations, QUICK)

@@ -62,7 +62,7 @@ class Repair(Part):
     record: Literal["auto"] | Count = "auto"
     """On a GPU: record a training step with this many repair steps into a CUDA graph, which is several times faster;
     0 for none. Samples that need more are trained on as far as they came. "auto" is some more than nearly all samples
-    of a first batch need, for our method; others are not recorded then."""
+    of a first batch need, for our method, unless it projects onto curved rows of any kind, which cannot be recorded."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,9 +70,12 @@ class Repair(Part):
         for tol in (self.tol, self.test_tol):
             self.options(tol)
 
-    def options(self, tol: float, problem: Problem | None = None) -> Options:
-        """What our repair is told, at a tolerance; an error if it makes no sense. The start needs the problem."""
-        start = _start(problem, self.descends(problem)) if self.start == "auto" and problem else None
+    def options(self, tol: float, problem: Problem | None = None, descends: bool = False) -> Options:
+        """What our repair is told, at a tolerance; an error if it makes no sense.
+
+        The start needs the problem, and whether the layer steps down its objective.
+        """
+        start = _start(problem, descends) if self.start == "auto" and problem else None
         if isinstance(self.start, int) and self.start:
             start = Nearest(self.start)
         damping = None if self.damping is None else Constant(self.damping)
@@ -82,8 +85,8 @@ class Repair(Part):
             damping = Annealed(usual.start if first is None else first, usual.ratio if ratio is None else ratio)
         return Options(damping or "auto", self.rows, tol, self.max_steps, self.rescue, start)
 
-    def descends(self, problem: Problem) -> bool:
-        """Does the layer step down the objective where it projects? It must know all that the objective depends on."""
+    def may_descend(self, problem: Problem) -> bool:
+        """May the layer step down the objective where it projects? It must know all that the objective depends on."""
         known = problem.direct and problem.features is None
         return known and self.descent == "auto" and self.weights == "auto"
 
@@ -94,14 +97,14 @@ class Repair(Part):
         """
         seen = problem.seen(problem.inputs)
         if self.method == "snare":
-            options, own = self.options(self.test_tol, problem), problem.weights
-            auto = self.weights == "auto" and problem.direct
+            auto, may, own = self.weights == "auto" and problem.direct, self.may_descend(problem), problem.weights
             known = find(problem) if auto and found is None else found
+            options = self.options(self.test_tol, problem, may and known is not None and bool(known.step))
             if own is None and problem.direct:  # equal ones where nothing is found: a run with "own" has a tensor
                 own = known.weights if auto and known is not None else problem.inputs.new_ones(problem.size)
             kept = None if own is None or self.weights == "none" else own.detach().clone()  # a loaded run writes to it
             chosen = {**vars(options), "weights": kept}
-            if known is not None and options.start is not None and self.descends(problem):
+            if known is not None and options.start is not None and may:
                 chosen |= {"objective": problem.objective, "step": known.step}
             if self.candidates > 1:
                 chosen |= {"objective": problem.objective, "count": self.candidates}
@@ -115,12 +118,14 @@ class Repair(Part):
 
 
 def _start(problem: Problem, descends: bool) -> Start:
-    """Where a repair begins in training: at the nearest point where that is cheap, else at the prediction.
+    """Where a repair begins in training: at the nearest point where that is cheap or pays, else at the prediction.
 
     Onto curved rows of any other kind the projection takes four to five times as long as the repair in the metric.
-    After as many steps the gap is half as large, in the same time it is larger (AC-OPF with 118 buses).
+    With a step down a curved objective it pays: after as much time the gap of `mpc` is hundreds of times smaller.
+    Without one it does not: after as many steps the gap is half as large, in the same time it is larger (AC-OPF with
+    118 buses).
     """
     rows = kind(problem)
-    if rows == "any":
+    if rows == "any" and not descends:
         return None
     return Nearest(_FROM_AFAR) if descends and rows == "constant" else "auto"
