@@ -58,6 +58,7 @@ os.environ |= {"IPYTHONDIR": str(profile.parent), "MATPLOTLIBRC": str(HERE / "_s
 # the reference
 default_role = "py:obj"
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["botorch", "gymnasium", "lightning", "sklearn"]  # of snarenet.doors: not needed to read it
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {
     name: name

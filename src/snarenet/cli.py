@@ -68,7 +68,7 @@ def train(
 ) -> None:
     """Train a model on a problem, then evaluate it on the test instances.
 
-    A run that was stopped goes on with `--resume FOLDER` and the same options.
+    A run that was stopped goes on with `--resume FOLDER` and the same options. `--help-verbose` explains each option.
 
     Examples:
         snarenet train nclp --epochs 20 --out runs/first
@@ -286,8 +286,9 @@ def main(arguments: list[str] | None = None) -> None:
             about += f" {', '.join(missing)}: commands of {_MISSING}."
         about += "\n\nExamples:\n    snarenet demo\n    snarenet train nclp --epochs 20\n    snarenet train --help"
         if command in commands:  # by itself: among others tyro's errors name a field that only tyro knows
-            about = _about(commands[command])
-            tyro.cli(commands[command], prog=f"snarenet {command}", description=about, args=arguments[1:])
+            about, short = _about(commands[command]), command == "train"  # whose options fill three screens
+            shown = {"prog": f"snarenet {command}", "description": about, "compact_help": short}
+            tyro.cli(commands[command], args=arguments[1:], **shown)
         else:
             tyro.extras.subcommand_cli_from_dict(commands, prog="snarenet", description=about, args=arguments)
     except KeyboardInterrupt:

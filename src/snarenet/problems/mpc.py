@@ -161,8 +161,6 @@ class MPC(Problem):
     recipe: ClassVar[Mapping[str, Any]] = {  # a plan a side, see `network`
         "candidates": 2,
         "head": 0.1,  # they begin there
-        "lr": 2e-3,  # with a larger one they come to lie on the same side again
-        "proximity": 1.0,  # and stay: without, both come to lead straight through the ellipse
         "standardise": False,
     }
     goal = GOAL[:2]

@@ -291,3 +291,18 @@ class TestValleys:
         assert_equal(one, torch.tensor([[0.0, 1.0]] * 2, dtype=torch.float64), 1e-8)
         assert_equal(two, torch.tensor([[0.0, -1.0]] * 2, dtype=torch.float64), 1e-8)
         assert_equal(layer(y, best), torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64), 1e-8)
+
+
+def test_rows_that_are_nearly_dependent() -> None:
+    """Newton's steps shrink slowly there; every third one goes to the end of the series."""
+    a = draw(50, 2, seed=1)
+    y = torch.stack([a[:, 0], a[:, 1], (1 - a.square().sum(1)) / 0.3, a[:, 0].sin()], 1) + 0.003 * draw(50, 4, seed=2)
+
+    def fn(y: Tensor, x: Tensor) -> Tensor:
+        first = y[:, :2].square().sum(1, keepdim=True) + 0.3 * y[:, 2:3]
+        return torch.cat([first, first + 3e-5 * (y[:, 3:] - y[:, :1].sin())], 1)
+
+    rows = sn.Nonlinear(fn, 2, equals=1.0)
+    z = project(rows, y, None)
+    assert found(rows, y, z, None).all()
+    assert_equal(z[:, 3], z[:, 0].sin(), 1e-6)

@@ -42,7 +42,9 @@ from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Poi
 from snarenet.repair.start.rows import RowsAt, Saddle, Solved, System
 from snarenet.repair.start.task import Task, box_of
 
-_SETTLING = 8  # steps of Newton's method, of which one or two are needed where the third one is
+_SETTLING = 14  # steps of Newton's method, of which one or two are needed where the third one is
+# Where rows are nearly dependent steps shrink by a ratio between these; every third one goes to the end of such a series.
+_SLOW, _SLOWEST, _EVERY = 0.3, 0.99, 3
 _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
 _ENTRIES = 160_000  # of dense Jacobians that are on their way at once on a CPU: few enough for its cache
@@ -226,15 +228,22 @@ def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
     settled = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     small = torch.finfo(z.dtype).eps ** 0.6
     left = (z.isfinite().all(1) & multipliers.isfinite().all(1)).nonzero().squeeze(1)
-    for _ in range(_SETTLING):
+    last = z.new_zeros(len(z), z.shape[1] + multipliers.shape[1])
+    for k in range(_SETTLING):
         if not len(left):
             break
         part, before = task.select(left), z[left]
         step = _newton(part, Point(before, multipliers[left]))
         good = step.convex & step.d.isfinite().all(1) & step.multipliers.isfinite().all(1)
         left, before, d, after = left[good], before[good], step.d[good], step.multipliers[good]
-        z, multipliers = z.index_copy(0, left, before + d), multipliers.index_copy(0, left, after)
         still = largest(d) <= small * (1 + largest(before))
+        move = torch.cat([d, after - multipliers[left]], 1)
+        ratio = (move * last[left]).sum(1) / last[left].square().sum(1)
+        last = last.index_copy(0, left, move)
+        jumps = (ratio > _SLOW) & (ratio < _SLOWEST) & ~still & (k % _EVERY == _EVERY - 1)
+        move = move * torch.where(jumps, 1 / (1 - ratio), 1.0).unsqueeze(1)
+        d, change = move.split([z.shape[1], multipliers.shape[1]], 1)
+        z, multipliers = z.index_copy(0, left, before + d), multipliers.index_add(0, left, change)
         settled = settled.index_copy(0, left, still)
         left = left[~still]
     away = task.away(z, task.at(z).lengths)
