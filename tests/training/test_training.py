@@ -142,7 +142,7 @@ class TestConfig:
         ],
     )
     def test_the_start_suits_the_rows(self, family: str, changes: dict, start: Any, damping: Any) -> None:
-        """Onto rows of any kind nothing is projected without a step down the objective, for which weights are needed."""
+        """Onto rows of any kind nothing is projected without a step down the objective, which needs weights."""
         sizes = {"horizon": 5, "instances": 60} if family == "mpc" else SIZES
         config = sn.TrainConfig(weights="none", **changes)
         options = config.build_layer(sn.problems.load(family, **sizes)).options

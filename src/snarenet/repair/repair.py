@@ -115,7 +115,8 @@ def repair_with(
     """
     if not tracing() and torch.is_inference_mode_enabled():  # which makes no graphs, and derivatives come from these
         with torch.inference_mode(False), torch.no_grad():
-            return repair_with(options, constraints, y.clone(), tree_map(_copied, x), relax, weights, first, recorded, near)
+            y, x, near = (tree_map(_copied, given) for given in (y, x, near))
+            return repair_with(options, constraints, y, x, relax, weights, first, recorded, near)
     return in_full_precision(
         lambda y, x: _repair(options, constraints, y, x, relax, weights, first, recorded, near), y, x
     )

@@ -203,7 +203,7 @@ class Run(Folder):
         problem = self.load_problem() if problem is None else problem
         name = _MODEL if keep is None and (self.path / _MODEL).exists() else _CHECKPOINT
         weights = self.read_tensors(_MODEL)[0] if name == _MODEL else self._weights(keep)
-        blank = Found.blank(problem)  # what was found is among the weights; whether there is a step decides on the layer
+        blank = Found.blank(problem)  # what was found is among the weights; the layer depends on whether it has a step
         found = blank._replace(step=weights.get(_STEP, blank.step))
         model = self.config.build(problem, net, found=found)
         if net is not None and not any(key.startswith("units.") for key in weights):

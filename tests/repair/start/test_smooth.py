@@ -291,6 +291,10 @@ class TestValleys:
         assert_equal(one, torch.tensor([[0.0, 1.0]] * 2, dtype=torch.float64), 1e-8)
         assert_equal(two, torch.tensor([[0.0, -1.0]] * 2, dtype=torch.float64), 1e-8)
         assert_equal(layer(y, best), torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64), 1e-8)
+        with torch.inference_mode():
+            assert_equal(layer(y.clone(), best.clone()), torch.tensor([[0.0, 1.0], [0.0, -1.0]]).double(), 1e-8)
+        single = layer(y.float(), best.float())
+        assert_equal(single, torch.tensor([[0.0, 1.0], [0.0, -1.0]]), 1e-5)
 
 
 def test_rows_that_are_nearly_dependent() -> None:

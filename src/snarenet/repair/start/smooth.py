@@ -43,7 +43,7 @@ from snarenet.repair.start.rows import RowsAt, Saddle, Solved, System
 from snarenet.repair.start.task import Task, box_of
 
 _SETTLING = 14  # steps of Newton's method, of which one or two are needed where the third one is
-# Where rows are nearly dependent steps shrink by a ratio between these; every third one goes to the end of such a series.
+# Where rows are nearly dependent steps shrink by a ratio between these; every third goes to the end of such a series.
 _SLOW, _SLOWEST, _EVERY = 0.3, 0.99, 3
 _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
@@ -175,9 +175,7 @@ def _joined(one: Point, two: Point) -> Point:
     return Point(*(torch.cat(pair) for pair in zip(one, two, strict=True)))
 
 
-def _after_repair(
-    recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor, near: Tensor
-) -> tuple[Tensor, Point]:
+def _after_repair(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor, near: Tensor) -> tuple[Tensor, Point]:
     """The same, from where a repair of certain points leads."""
     start, reached = recipe.restore(instance.select(left), near[left])
     left, start = left[reached], start[reached]
