@@ -9,7 +9,7 @@ import pytest
 import snarenet as sn
 from snarenet.training import step
 from snarenet.training.distributed import Group
-from snarenet.training.step import Stepper
+from snarenet.training.step import Stepper, recordable
 
 
 def stepper(**changes: Any) -> Stepper:
@@ -66,3 +66,23 @@ def test_a_recording_that_was_spoiled_is_made_again(spoiled: int, monkeypatch: p
         assert made._recording(x, 0.0, False) == "recorded"
         assert made._recording(x, 0.0, False) == "recorded"
         assert len(tries) == spoiled + 1
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "recorded"),
+    [
+        ("nclp", {}, True),
+        ("nclp", {"record": 0}, False),
+        ("nclp", {"method": "dc3"}, False),
+        ("nclp", {"method": "dc3", "record": 5}, True),
+        ("nclp", {"method": "fsnet", "record": 5}, False),
+        ("mpc", {}, False),  # the nearest point is sought by a search that looks at values
+        ("mpc", {"start": "none"}, True),
+        ("mpc", {"record": 5}, True),
+    ],
+)
+def test_what_is_recorded(family: str, changes: dict[str, Any], recorded: bool) -> None:
+    small = {"size": 8, "inequalities": 3, "equalities": 2} if family == "nclp" else {"horizon": 3}
+    problem = sn.problems.load(family, instances=40, **small)
+    config = sn.TrainConfig(**changes)
+    assert recordable(config, config.build_layer(problem), problem) == recorded

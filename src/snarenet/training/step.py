@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.compiled import at_once
-from snarenet.layers import SoftLayer
+from snarenet.layers import Layer, SoftLayer
 from snarenet.layers.proximity import REACH, proximity
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
@@ -70,6 +70,13 @@ class Totals:
         }
 
 
+def recordable(config: TrainConfig, layer: Layer, problem: Problem) -> bool:
+    """Is a step to be recorded, on a GPU? By itself one of our method, unless a search in it looks at values."""
+    if config.record == "auto":
+        return config.method == "snare" and (layer.options.start is None or not searched(problem))
+    return config.record > 0 and layer.recordable
+
+
 class Stepper:
     """Takes optimisation steps.
 
@@ -94,9 +101,7 @@ class Stepper:
         self.bounded = not bool(problem.equalities(problem.inputs[:1]).all())
         self.plain = kind(problem) != "any"
         self.totals = Totals(device, seeds)
-        projects = model.layer.options.start is not None and searched(problem)
-        asked = config.method == "snare" and not projects if config.record == "auto" else config.record > 0
-        self.records = asked and device.type == "cuda" and group.size == 1 and model.layer.recordable
+        self.records = device.type == "cuda" and group.size == 1 and recordable(config, model.layer, problem)
         self.record = 0 if config.record == "auto" else config.record  # steps in a recording; 0 until they are known
         self.lr = torch.tensor(config.lr, device=device)  # tensors: a recording reads them
         self.pull = torch.zeros((), device=device)
