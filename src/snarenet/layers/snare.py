@@ -44,7 +44,8 @@ class SnareLayer(Layer):
         objective: f(y, x) of a batch, (B,), differentiable: what is repaired is y - W^-1 grad f(y), a step down f,
             instead of y. Where the nearest point is sought and f has no second derivatives but the weights W, that is
             the least point of f in the set, whatever is predicted; where f has at most twice these, and the set is
-            convex, it is nearer to it than y. A prediction at which f has no gradient is taken as it is.
+            convex, it is nearer to it than y. Of several valleys of a set that is not convex, the one is searched that
+            the repair of y leads to. A prediction at which f has no gradient is taken as it is.
         step: factor of the step down f, at most 2 over the largest ratio of second derivatives to weights; None for no
             step.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
