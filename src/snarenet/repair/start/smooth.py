@@ -236,10 +236,9 @@ def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
         left, before, d, after = left[good], before[good], step.d[good], step.multipliers[good]
         still = largest(d) <= small * (1 + largest(before))
         move = torch.cat([d, after - multipliers[left]], 1)
-        ratio = (move * last[left]).sum(1) / last[left].square().sum(1)
+        if k % _EVERY == _EVERY - 1:
+            move = torch.where(still.unsqueeze(1), move, _to_the_end(move, last[left]))
         last = last.index_copy(0, left, move)
-        jumps = (ratio > _SLOW) & (ratio < _SLOWEST) & ~still & (k % _EVERY == _EVERY - 1)
-        move = move * torch.where(jumps, 1 / (1 - ratio), 1.0).unsqueeze(1)
         d, change = move.split([z.shape[1], multipliers.shape[1]], 1)
         z, multipliers = z.index_copy(0, left, before + d), multipliers.index_add(0, left, change)
         settled = settled.index_copy(0, left, still)
@@ -247,6 +246,12 @@ def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
     away = task.away(z, task.at(z).lengths)
     obeyed = away <= torch.finfo(z.dtype).eps ** 0.5 * (1 + largest(z))  # an empty set has no nearest point
     return Point(z, multipliers), settled & obeyed
+
+
+def _to_the_end(move: Tensor, last: Tensor) -> Tensor:
+    """A step, or, where it is the last one times a ratio, that and all that would follow."""
+    ratio = (move * last).sum(1, keepdim=True) / last.square().sum(1, keepdim=True)
+    return torch.where((ratio > _SLOW) & (ratio < _SLOWEST), move / (1 - ratio), move)
 
 
 class _Active(NamedTuple):
