@@ -167,6 +167,18 @@ class TestBeginsAnew:
         assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_checkpoint_of_a_gpu_goes_on_here(folder: Path) -> None:
+    """Its random numbers cannot: a generator there has another state."""
+    tensors, state = Folder(folder).read_tensors(CHECKPOINT)
+    tensors["generator"], tensors["random_cuda"] = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
+    Folder(folder).write_tensors(CHECKPOINT, tensors, state | {"epoch": 2})
+    for name in (MODEL, EVALUATION, INSTANCES):
+        (folder / name).unlink(missing_ok=True)
+    run = fit(folder, resume=folder)
+    assert [line["epoch"] for line in run.metrics()] == [1, 2, 3]
+    assert (folder / MODEL).exists()
+
+
 Mutate = Callable[[Path], object]
 
 

@@ -45,7 +45,7 @@ def elementwise(fn: Callable[..., Tensor]) -> Rule:
 
 def axes(atom: Any) -> tuple[tuple[int, ...], bool]:
     """The dimensions that an atom reduces, with the batch before them, and whether they stay as 1."""
-    count, axis = len(atom.args[0].shape), atom.axis
+    count, axis = len(atom.args[0].shape), getattr(atom, "axis", None)  # older atoms have none
     chosen = range(count) if axis is None else [axis] if isinstance(axis, int) else axis
     return tuple(1 + a % count for a in chosen), bool(getattr(atom, "keepdims", False))
 

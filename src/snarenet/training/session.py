@@ -271,10 +271,13 @@ class Session:
             if loose["relaxation"].shape != (rows,):
                 raise ValueError(f"the relaxation must have {rows} rows, but has {tuple(loose['relaxation'].shape)}")
         member.relaxation.initial = loose["relaxation"]
-        member.generator.set_state(loose["generator"])
         torch.set_rng_state(loose["random"])
-        if "random_cuda" in loose and self.device.type == "cuda":
-            torch.cuda.set_rng_state(loose["random_cuda"], self.device)
+        if ("random_cuda" in loose) != (self.device.type == "cuda"):  # another kind of device: other draws, as good
+            member.generator.manual_seed(member.run.config.seed + state["epoch"])
+        else:
+            member.generator.set_state(loose["generator"])
+            if "random_cuda" in loose:
+                torch.cuda.set_rng_state(loose["random_cuda"], self.device)
         if "record" in loose:
             self.stepper.record = int(loose["record"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
