@@ -1,6 +1,7 @@
 """The Python blocks of README and docs run, one after the other within a page, and links lead somewhere.
 
-The `{code-cell}` blocks of the tutorials run when the site is built: `make docs`. Pages of the doors have their own test.
+The `{code-cell}` blocks of the tutorials run when the site is built: `make docs`. The pages of the doors have a test of
+their own.
 """
 
 from __future__ import annotations

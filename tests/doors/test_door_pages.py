@@ -10,18 +10,13 @@ import torch
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/doors").glob("*.md"))
 NEEDS = {"export": "onnxruntime"}  # other pages have the name of their package
-SLOW = {"export"}
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-WITH_CODE = [
-    pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
-    for page in PAGES
-    if blocks(page)
-]
+WITH_CODE = [pytest.param(page, id=page.stem) for page in PAGES if blocks(page)]
 
 
 def test_every_door_shows_code() -> None:
