@@ -170,7 +170,7 @@ class TestBeginsAnew:
 def test_a_checkpoint_of_a_gpu_goes_on_here(folder: Path) -> None:
     """Its random numbers cannot: a generator there has another state."""
     tensors, state = Folder(folder).read_tensors(CHECKPOINT)
-    tensors |= dict.fromkeys(("generator", "random_cuda"), torch.zeros(16, dtype=torch.uint8))
+    tensors |= {name: torch.zeros(16, dtype=torch.uint8) for name in ("generator", "random_cuda")}
     Folder(folder).write_tensors(CHECKPOINT, tensors, state | {"epoch": 2})
     for name in (MODEL, EVALUATION, INSTANCES):
         (folder / name).unlink(missing_ok=True)
