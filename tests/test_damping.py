@@ -23,6 +23,17 @@ def test_schedules() -> None:
     assert annealed.relative
 
 
+def test_far_away_the_damping_stays() -> None:
+    """At its own pace: a thousandth of what a start at that distance would have, whatever the gain."""
+    rule, far = sn.Annealed(), torch.tensor([1.0, 0.1, 1e-4], dtype=torch.float64)
+    levels = rule.following(9, torch.full_like(far, 1e-11), torch.ones_like(far), far)
+    least = 1e-3 * rule.first(far, far)
+    assert levels[:2].tolist() == least[:2].tolist()
+    assert (levels[2] < 1e-10) & (levels[2] >= least[2])
+    assert 0.6 * 1e-2 < least[0] <= 1e-2
+    assert 0.6 * 1e-4 < least[1] <= 1e-4
+
+
 def test_adaptive_follows_the_gain() -> None:
     rule = sn.Adaptive(start=1.0, up=4.0, down=0.2, floor=0.1, ceiling=10.0)
     level = rule.first(torch.zeros(5, 2, dtype=torch.float64))

@@ -14,7 +14,7 @@
   const VANISHING = 1e-8; // scale.py: share of the mean squared length that a vanishing row is given
   const CONDITION = 1e-3; // choose.py: least singular value at which all constant rows are used
   const HOLD = 0.03; // holding.py
-  const [GOOD, NEAR, FAR, EXACT, QUICK, SAFE] = [0.75, 0.01, 0.5, 0.02, 0.1, 1e-8]; // damping.py
+  const [GOOD, NEAR, FAR, EXACT, QUICK, SAFE, CAREFUL] = [0.75, 0.01, 0.5, 0.02, 0.1, 1e-8, 1e-3]; // damping.py
   const FLOOR = 1e-12; // damping.py: least damping of an annealed rule
   const SHORTEST = 1e-3; // stopping.py, as all below
   const ROUNDING = 256 * EPS;
@@ -118,7 +118,7 @@
     const at = (k) => Math.max(FLOOR, start * ratio ** k);
     const schedule = { relative: true, paced: false, first: () => at(0), following: (k) => at(k + 1) };
     if (kind === "schedule" || !curved || ratio >= 1) return schedule;
-    return { relative: true, paced: true, first: (distance) => first(start, ratio, distance), following: pace(ratio) };
+    return { relative: true, paced: true, first: (distance) => first(start, ratio, distance), following: pace(start, ratio) };
   }
 
   function first(start, ratio, distance) {
@@ -127,11 +127,11 @@
     return Math.max(FLOOR, Math.exp(jumps * fall) * start);
   }
 
-  const pace = (ratio) => (k, level, gain, distance) => {
+  const pace = (start, ratio) => (k, level, gain, distance) => {
     const lower = level * ratio;
     const quick = Math.max(SAFE, level * Math.min(QUICK, ratio));
     const right = (gain > GOOD && distance < NEAR) || (Math.abs(gain - 1) < EXACT && distance < FAR);
-    return Math.max(FLOOR, right ? Math.min(lower, quick) : lower);
+    return Math.max(FLOOR, first(start, ratio, distance) * CAREFUL, right ? Math.min(lower, quick) : lower);
   };
 
   /** How far away the bounds are, by the lengths of their rows, in sizes of the point. */

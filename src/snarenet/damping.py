@@ -24,6 +24,7 @@ NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step sa
 FAR, EXACT = 0.5, 0.02  # the same for a step that did just what was foreseen: a gain of 1, give or take this
 QUICK = 0.1  # what is left of the damping after such a step, but
 SAFE = 1e-8  # not less than this: dependent rows amplify rounding by as much as the damping is small
+CAREFUL = 1e-3  # of the damping that a start at the same distance has: far away there is never less
 
 
 def _check(**values: float) -> None:
@@ -83,9 +84,10 @@ class Annealed(Damping):
 
     Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
     d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. The damping falls to a tenth after a
-    step that did what the linear model foresaw, near the set roughly and farther away exactly, else as in the schedule.
-    A sample that is near needs less than half the steps. All of it changes by jumps, so its derivative is zero almost
-    everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
+    step that did what the linear model foresaw, near the set roughly and farther away exactly, else as in the schedule;
+    but never below a thousandth of the first damping of a start at its distance, as the linear model of a point far
+    away is not worth more. A sample that is near needs less than half the steps. All of it changes by jumps, so its
+    derivative is zero almost everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """
 
     start: float = 10.0
@@ -111,8 +113,8 @@ class Annealed(Damping):
     def first(self, like: Tensor, distance: Tensor | None = None) -> float | Tensor:
         if distance is None:
             return self.at(0)
-        smallest, fall = torch.finfo(distance.dtype).tiny ** 0.25, math.log(self.ratio)
-        jumps = (distance.clamp(smallest, 1.0).log() * _exact(2 / fall, distance)).ceil()
+        fall = math.log(self.ratio)
+        jumps = (distance.clamp(smallest(distance.dtype), 1.0).log() * _exact(2 / fall, distance)).ceil()
         return ((jumps * _exact(fall, jumps)).exp() * _exact(self.start, jumps)).clamp(min=self.floor)
 
     def following(
@@ -125,7 +127,8 @@ class Annealed(Damping):
         lower = damping * _exact(self.ratio, damping)
         quick = (damping * _exact(min(QUICK, self.ratio), damping)).clamp(min=SAFE)
         right = ((gain > GOOD) & (distance < NEAR)) | (((gain - 1).abs() < EXACT) & (distance < FAR))
-        return torch.where(right, torch.minimum(lower, quick), lower).clamp(min=self.floor)
+        least = (self.first(gain, distance) * _exact(CAREFUL, damping)).clamp(min=self.floor)
+        return torch.where(right, torch.minimum(lower, quick), lower).clamp(min=least)
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,11 @@ class Adaptive(Damping):
         lowered = torch.where(gain > self.good, damping * self.down, damping)
         raised = damping * self.up  # also where the gain is NaN
         return torch.where(gain > self.poor, lowered, raised).clamp(self.floor, self.ceiling)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The least distance that the first damping of a sample looks at."""
+    return torch.finfo(dtype).tiny ** 0.25
 
 
 def _exact(number: float, like: Tensor) -> float | Tensor:

@@ -31,6 +31,18 @@ def around(problem: ACOPF, count: int = 4) -> Tensor:
     return problem.flat + 0.1 * noise
 
 
+@pytest.mark.parametrize(("case", "off"), [("30_ieee", 0.3), ("57_ieee", 0.1)])
+def test_no_rescue_from_far_away(case: str, off: float) -> None:
+    """Newton's steps run away from there: one in forty did, before the damping was kept up."""
+    problem = grid(case, instances=200)
+    x = problem.split("test").double().repeat(3, 1)
+    noise = torch.randn(len(x), problem.size, generator=torch.Generator().manual_seed(0), dtype=F64)
+    assert problem.typical is not None
+    solution = sn.repair(problem.constraints, problem.typical.double() + off * noise, x, start=None, rescue=False)
+    assert solution.converged.all()
+    assert solution.steps.max() <= 40
+
+
 def test_powers_balance() -> None:
     """Rows are S = V conj(Y V) with the admittance matrix of the grid, in complex numbers."""
     problem, g = grid(), grid().grid

@@ -336,9 +336,9 @@ class TestLoopAtItsOwnPace(EngineConformance):
             r = torch.where(above, map.value(y) - upper, torch.where(below, map.value(y) - lower, r))
             length = (1 / W).mean().sqrt()  # of a variable, in units of the metric
             distance = ((r.abs() / scale.sqrt()).amax(1) * length / y.square().mean(1).sqrt()).detach()
-            if level is None:
-                jumps = (2 * distance.clamp(max=1).log() / torch.tensor(damping.ratio).log()).ceil() if paces else None
-                level = damping.start * damping.ratio**jumps if paces else torch.full_like(distance, damping.value)
+            jumps = (2 * distance.clamp(max=1).log() / torch.tensor(damping.ratio).log()).ceil() if paces else None
+            begun = damping.start * damping.ratio**jumps if paces else torch.full_like(distance, damping.value)
+            level = begun if level is None else level
             J = map.jacobian(y) * (r != 0).unsqueeze(-1)
             weighted = J.mT / scale.unsqueeze(1)
             d = torch.linalg.solve(weighted @ J + level.view(-1, 1, 1) * W.diag(), weighted @ r.unsqueeze(-1)).squeeze(
@@ -358,7 +358,7 @@ class TestLoopAtItsOwnPace(EngineConformance):
             if paces:
                 right = ((distance < 0.01) & (gain > 0.75)) | ((distance < 0.5) & ((gain - 1).abs() < 0.02))
                 quick = torch.where(right, (0.1 * level).clamp(min=1e-8), torch.inf)
-                level = quick.minimum(damping.ratio * level).clamp(min=damping.floor)
+                level = quick.minimum(damping.ratio * level).clamp(min=damping.floor).maximum(1e-3 * begun)
         return _better(best, violation(y), y)[1]
 
     def test_one_that_is_near_needs_few_steps(self) -> None:

@@ -91,7 +91,7 @@ def _seconds(run: Run) -> float:
 
 def _device(run: Run) -> str:
     found = (run.environment() or {}).get("device", "cpu")
-    return "a CPU" if found == "cpu" else f"an {found}"
+    return f"an {found}" if found.startswith("NVIDIA") else "a CPU"
 
 
 def _percent(share: float) -> str:

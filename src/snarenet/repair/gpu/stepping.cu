@@ -108,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
     const real* level, const bool* stalled, const long long* status, const long long* steps, const real* worst,
     const real* best_position, const real* best, const long long* best_steps, const real* mark, const bool* held,
     int holds, double hold, double tol, int look, double progress, int exact, int paced, double ratio, double quick,
-    double safe, double near_by, double good, double far_off, double just, double floor, real* new_position,
-    real* new_residual, real* new_worst, real* new_level, long long* new_status, long long* new_steps,
+    double safe, double near_by, double good, double far_off, double just, double careful, double start, double fall,
+    double smallest, double floor, real* new_position, real* new_residual, real* new_worst, real* new_level, long long* new_status, long long* new_steps,
     real* new_best_position, real* new_best, long long* new_best_steps, bool* new_held, bool* moved) {
   SHARED_MEMORY(partial);
   long long sample = blockIdx.x;
@@ -158,7 +158,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
     bool right = (gain > (real)good && distance < (real)near_by) || (fabs(gain - 1) < (real)just && distance < (real)far_off);
     real lower_level = level[sample] * (real)ratio, quicker = fmax(level[sample] * (real)quick, (real)safe);
     real next = right ? fmin(lower_level, quicker) : lower_level;
-    if (threadIdx.x == 0) new_level[sample] = fmax(next, (real)floor);
+    real within = fmin(fmax(distance, (real)smallest), (real)1), jumps = ceil(log(within) * (real)(2 / fall));
+    real least = exp(jumps * (real)fall) * (real)start * (real)careful;  // of a start at this distance, and its share
+    if (threadIdx.x == 0) new_level[sample] = fmax(fmax(next, least), (real)floor);
   } else if (paced && threadIdx.x == 0) {
     new_level[sample] = level[sample];
   }

@@ -7,6 +7,7 @@ arithmetic, also in a CUDA graph. Values, gradients, status and steps are those 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import IdentityMap, add
-from snarenet.damping import EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed
+from snarenet.damping import CAREFUL, EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed, smallest
 from snarenet.linalg import column
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, rounding, start
@@ -113,10 +114,11 @@ class KernelLoop(Loop):
         after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
         after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
         moved, held = torch.empty_like(saved.stalled), None if s.held is None else like(s.held)
-        paced, pace = False, [0.0] * 8
+        paced, pace = False, [0.0] * 12
         if self.paced and isinstance(damping, Annealed):
-            quick, rule = min(QUICK, damping.ratio), (SAFE, NEAR, GOOD, FAR, EXACT)
-            paced, pace = True, [*map(float, (damping.ratio, quick, *rule, damping.floor))]
+            quick, rule = min(QUICK, damping.ratio), (SAFE, NEAR, GOOD, FAR, EXACT, CAREFUL)
+            beginning = damping.start, math.log(damping.ratio), smallest(trial.dtype)
+            paced, pace = True, [*map(float, (damping.ratio, quick, *rule, *beginning, damping.floor))]
         start(
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
