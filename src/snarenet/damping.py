@@ -111,8 +111,10 @@ class Annealed(Damping):
         return self.own_pace and self.relative and 0 < self.ratio < 1 and self.start > 0
 
     def first(self, like: Tensor, distance: Tensor | None = None) -> float | Tensor:
-        if distance is None:
-            return self.at(0)
+        return self.at(0) if distance is None else self._begun(distance)
+
+    def _begun(self, distance: Tensor) -> Tensor:
+        """(B,) the damping of a start at this distance."""
         fall = math.log(self.ratio)
         jumps = (distance.clamp(smallest(distance.dtype), 1.0).log() * _exact(2 / fall, distance)).ceil()
         return ((jumps * _exact(fall, jumps)).exp() * _exact(self.start, jumps)).clamp(min=self.floor)
@@ -127,7 +129,7 @@ class Annealed(Damping):
         lower = damping * _exact(self.ratio, damping)
         quick = (damping * _exact(min(QUICK, self.ratio), damping)).clamp(min=SAFE)
         right = ((gain > GOOD) & (distance < NEAR)) | (((gain - 1).abs() < EXACT) & (distance < FAR))
-        least = (self.first(gain, distance) * _exact(CAREFUL, damping)).clamp(min=self.floor)
+        least = (self._begun(distance) * _exact(CAREFUL, damping)).clamp(min=self.floor)
         return torch.where(right, torch.minimum(lower, quick), lower).clamp(min=least)
 
 
