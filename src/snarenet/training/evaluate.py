@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,13 +103,13 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 @contextmanager
-def at(layer: Layer, tol: float, max_steps: int, on_failure: str | None = None) -> Iterator[None]:
-    """The layer with other settings, for a while."""
-    before = layer.tol, layer.max_steps, layer.on_failure
-    layer.tol, layer.max_steps = tol, max_steps
+def at(layer: Layer, tol: float, max_steps: int, on_failure: str | None = None, rescue: bool = True) -> Iterator[None]:
+    """The layer with other settings, for a while; without its rescue unless `rescue`."""
+    before = layer.options, layer.on_failure
+    layer.options = replace(layer.options, tol=tol, max_steps=max_steps, rescue=layer.options.rescue and rescue)
     if on_failure is not None:
         layer.on_failure = on_failure  # pyright: ignore
     try:
         yield
     finally:
-        layer.tol, layer.max_steps, layer.on_failure = before
+        layer.options, layer.on_failure = before

@@ -190,7 +190,9 @@ class Session:
         if self.stepper.records and not self.stepper.record:
             with at(layer, tol, most, "ignore"):
                 self.stepper.choose_record(self.data[: config.batch])
-        with at(layer, tol, self.stepper.record if self.stepper.records else most, "ignore"):
+        most = self.stepper.record if self.stepper.records else most
+        rescue = self.problem.always_feasible  # where some inputs are hopeless, it would take most of the time
+        with at(layer, tol, most, "ignore", rescue):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
                 self.stepper(x, relax, soft, lr, (step + i) / steps)
