@@ -109,8 +109,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
     const real* best_position, const real* best, const long long* best_steps, const real* mark, const bool* held,
     int holds, double hold, double tol, int look, double progress, int exact, int paced, double ratio, double quick,
     double safe, double near_by, double good, double far_off, double just, double careful, double start, double fall,
-    double smallest, double floor, real* new_position, real* new_residual, real* new_worst, real* new_level, long long* new_status, long long* new_steps,
-    real* new_best_position, real* new_best, long long* new_best_steps, bool* new_held, bool* moved) {
+    double smallest, double floor, real* new_position, real* new_residual, real* new_worst, real* new_level,
+    long long* new_status, long long* new_steps, real* new_best_position, real* new_best, long long* new_best_steps,
+    bool* new_held, bool* moved) {
   SHARED_MEMORY(partial);
   long long sample = blockIdx.x;
   int all = first + rows;
