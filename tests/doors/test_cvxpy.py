@@ -25,6 +25,7 @@ N = 4
 RNG = np.random.default_rng(0)
 A, SQUARE = RNG.standard_normal((2, N)), RNG.standard_normal((N, N))
 POSITIVE = SQUARE @ SQUARE.T + np.eye(N)
+OLD = tuple(map(int, cp.__version__.split(".")[:2])) < (1, 8)  # the last for Python 3.10: Clarabel is less exact with it
 
 
 def expressions() -> tuple[list[Any], list[Any], dict[str, Any]]:
@@ -215,7 +216,7 @@ def test_projections_are_those_of_clarabel(name: str) -> None:
         assign(parameters, x[k])
         target.value = y[k].numpy()
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-        assert np.abs(solution.value[k].numpy() - variable.value).max() <= 5e-6
+        assert np.abs(solution.value[k].numpy() - variable.value).max() <= (5e-6 if OLD else 1e-6)
 
 
 @pytest.mark.parametrize("name", models())

@@ -361,6 +361,10 @@ class TestLoopAtItsOwnPace(EngineConformance):
                 level = quick.minimum(damping.ratio * level).clamp(min=damping.floor).maximum(1e-3 * begun)
         return _better(best, violation(y), y)[1]
 
+    def test_far_away_the_damping_stays(self) -> None:
+        """Of a schedule that falls faster than the distance."""
+        self.test_equal_to_the_textbook(sn.Annealed(10.0, 0.01, 1e-12))
+
     def test_one_that_is_near_needs_few_steps(self) -> None:
         y, x = (tensor.detach() for tensor in self.inputs())
         solved = self.run(y, x)[0]
