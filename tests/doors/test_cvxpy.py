@@ -25,7 +25,7 @@ N = 4
 RNG = np.random.default_rng(0)
 A, SQUARE = RNG.standard_normal((2, N)), RNG.standard_normal((N, N))
 POSITIVE = SQUARE @ SQUARE.T + np.eye(N)
-OLD = tuple(map(int, cp.__version__.split(".")[:2])) < (1, 8)  # the last for Python 3.10: Clarabel is less exact with it
+OLD = tuple(map(int, cp.__version__.split(".")[:2])) < (1, 8)  # Python 3.10: less exact with Clarabel
 
 
 def expressions() -> tuple[list[Any], list[Any], dict[str, Any]]:
