@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.layers import hproj
 from snarenet.layers.flow import ActNorm, Autoregressive, Flow, LUMatrix
 from snarenet.layers.hproj import HProjLayer
-from snarenet.testing import draw
+from snarenet.repair.gpu.graphs import Replayed
+from snarenet.testing import assert_equal, draw
 from snarenet.training.recipes import settings
 
 INPUTS = 2
@@ -285,6 +288,28 @@ class TestPretraining:
         assert torch.equal(weights(0), weights(0))
         assert not torch.equal(weights(0), weights(1))
         assert not torch.equal(weights(0), weights(0, widen=0.1))
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_recorded_it_learns_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        recorded: list[Replayed] = []
+
+        def record(function: Callable[..., None]) -> Replayed:
+            recorded.append(Replayed(function))
+            return recorded[-1]
+
+        def weights() -> list[Tensor]:
+            layer = HProjLayer(polytope(), INPUTS).cuda()
+            layer.pretrain(inputs(20).cuda(), steps=30)
+            return list(layer.flow.parameters())
+
+        monkeypatch.setattr(hproj, "Replayed", lambda function: function)
+        plain = weights()
+        monkeypatch.setattr(hproj, "Replayed", record)
+        found = weights()
+        assert recorded[0].graph is not None
+        for mine, other in zip(found, plain, strict=True):
+            assert_equal(mine, other, 1e-9)
 
     def test_learned_constraints_get_no_gradient(self) -> None:
         bound = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))

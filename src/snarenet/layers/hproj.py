@@ -24,6 +24,7 @@ from snarenet.layers.base import Layer, OnFailure, Progress
 from snarenet.layers.completion import Completion, Partial
 from snarenet.layers.flow import Flow
 from snarenet.repair import Options
+from snarenet.repair.gpu.graphs import Replayed
 from snarenet.solution import Solution
 
 Bisect = Literal["infeasible", "all"]
@@ -154,15 +155,21 @@ class HProjLayer(Layer):
             x = low + (high - low) * _uniform(_INPUTS, self.inputs, x, generator)
         points = _uniform(_POINTS, self.predictions(self.size), x, generator)
         flow = Flow(self.predictions(self.size), self.inputs, self.hidden, seed).to(x.device)
-        optimizer = torch.optim.Adam(flow.parameters(), lr=self.lr, weight_decay=1e-6)
+        lr = torch.tensor(self.lr, device=x.device) if x.is_cuda else self.lr  # a tensor: a recording reads it
+        optimizer = torch.optim.Adam(flow.parameters(), lr, weight_decay=1e-6, capturable=x.is_cuda)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000, 0.9)
         steps = self.pretrain_steps if steps is None else steps
-        for step in range(steps):
-            z, given = (_some(rows, generator) for rows in (points, x))
+
+        def learn(z: Tensor, given: Tensor) -> None:
             loss = torch.stack(list(self._terms(flow, z, given).values())).sum()
             optimizer.zero_grad()
             loss.backward(inputs=list(flow.parameters()))  # and not to the constraints, should they be learned
             optimizer.step()
+
+        replayed = Replayed(learn)
+        for step in range(steps):
+            replayed(*(_some(rows, generator) for rows in (points, x)))
+            flow.eval()  # the first batch has set its normalisation
             schedule.step()
             if progress is not None and (step % 100 == 99 or step == steps - 1):
                 progress(step + 1, steps)

@@ -14,7 +14,7 @@ from snarenet.layers import Layer, SoftLayer
 from snarenet.layers.proximity import REACH, proximity
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
-from snarenet.repair.gpu.graphs import recording_into
+from snarenet.repair.gpu.graphs import beside, recording_into
 from snarenet.solution import Solution
 from snarenet.training.config import TrainConfig
 from snarenet.training.distributed import Group
@@ -286,12 +286,9 @@ class _Recording:
         self.x, self.relax = x.clone(), relax.clone() if isinstance(relax, Tensor) else relax
         noted = [*stepper.model.state_dict().values(), stepper.totals.sums, stepper.totals.most]
         before = [tensor.clone() for tensor in noted]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), at_once():
+        with beside(), at_once():
             for _ in range(3):  # what is made once must be there before the recording
                 stepper.differentiate(self.x, self.relax, soft)
-        torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with recording_into(self.graph):
             stepper.differentiate(self.x, self.relax, soft)

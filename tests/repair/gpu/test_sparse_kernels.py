@@ -14,7 +14,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import SparseNormal, sparse_normal
-from snarenet.repair.gpu import launching
+from snarenet.repair.gpu import launching, sparse
 from snarenet.repair.gpu.sparse import KernelSystems, kernel_systems
 from snarenet.testing import assert_equal, draw
 
@@ -152,12 +152,37 @@ def test_a_singular_sample_is_shifted_alone(device: str) -> None:
     assert residual.norm() <= 1e-6 * rhs[1].norm()
 
 
-def test_fronts_that_are_too_large_for_a_block_s_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    of = systems(30, 40, "dual")
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_in_shared_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch, device: str, form: str) -> None:
+    of = systems(30, 40, form)
     given, rhs = data(of, 3, device), draw(3, 30, seed=1).to(device)
-    inside = of.factor(*given).solve(rhs)
-    monkeypatch.setattr(launching, "most_shared", lambda tensor: 0)
-    assert torch.equal(of.factor(*given).solve(rhs), inside)
+    expected, seen = of.factor(*given).solve(rhs), set[tuple[int, int]]()
+    for memory in (0, *range(2048, 96 * 1024, 1024)):
+        monkeypatch.setattr(launching, "most_shared", lambda tensor, memory=memory: memory)
+        places = of.inside(rhs, True), of.inside(rhs, False)
+        if places not in seen:
+            assert torch.equal(of.factor(*given).solve(rhs), expected)
+        seen.add(places)
+    assert len(seen) > 4  # nothing, everything, and between
+
+
+def test_threads_that_share_sums(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """With fronts that are all of them a block's, of few pivots or of many."""
+    monkeypatch.setattr(sparse, "_SMALL", 0)
+    for threads, (rows, columns, density) in ((4, (30, 40, 0.08)), (16, (9, 60, 0.5)), (32, (30, 40, 0.08))):
+        monkeypatch.setattr(sparse, "THREADS", threads if device == "cpu" else 8 * threads)
+        of = systems(rows, columns, "dual", density=density)
+        given, rhs = data(of, 2, device), draw(2, rows, seed=1).to(device)
+        assert_equal(of.factor(*given).solve(rhs), torch.linalg.solve(matrix(of, *given), rhs), 1e-11)
+
+
+def test_a_large_factor_has_more_threads(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    small = systems(30, 40, "dual")
+    monkeypatch.setattr(sparse, "_LARGE", 10)
+    large = systems(30, 40, "dual")
+    assert large.threads == 2 * small.threads
+    given, rhs = data(small, 2, device), draw(2, 30, seed=1).to(device)
+    assert_equal(large.factor(*given).solve(rhs), small.factor(*given).solve(rhs), 1e-12)
 
 
 def test_explained(device: str) -> None:

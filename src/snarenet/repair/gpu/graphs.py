@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from snarenet.constraints.compiled import at_once
 
 _MOST = 8  # graphs that are kept; each keeps the memory of its call
+_WARM_UP = 3  # calls before a recording: what is made once must be there
 
 
 class _Graph(NamedTuple):
@@ -114,6 +115,50 @@ def _warm_up_backward(device: torch.device) -> None:
     """
     found: Any = _Factor.apply(torch.ones(1, device=device, requires_grad=True))
     found.backward()
+
+
+class Replayed:
+    """A function that works on tensors in place and returns nothing: a CUDA graph from its fourth call on, on a GPU.
+
+    Args:
+        function: its arguments have the same shapes in all calls; if it looks at values it is not recorded.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function, self.calls, self.arguments = function, 0, tuple[Tensor, ...]()
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *arguments: Tensor) -> None:
+        """What the function does with these."""
+        if self.calls == _WARM_UP and arguments[0].is_cuda:
+            self._record(arguments)
+        self.calls += 1
+        if self.graph is not None:
+            for mine, given in zip(self.arguments, arguments, strict=True):
+                mine.copy_(given)
+            self.graph.replay()
+        elif arguments[0].is_cuda:
+            with beside():
+                self.function(*arguments)
+        else:
+            self.function(*arguments)
+
+    def _record(self, arguments: tuple[Tensor, ...]) -> None:
+        graph, self.arguments = torch.cuda.CUDAGraph(), tuple(argument.clone() for argument in arguments)
+        with suppress(RuntimeError), at_once():
+            with recording_into(graph):
+                self.function(*self.arguments)
+            self.graph = graph
+
+
+@contextmanager
+def beside() -> Iterator[None]:
+    """Work on a stream of its own, as a recording does; before and after it the current stream has the turn."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @contextmanager

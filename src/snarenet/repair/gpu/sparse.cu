@@ -7,7 +7,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
     real* length, real* scratch, int room, int inside, int* info, double least, double most) {
-  const Plan plan = plan_of(places);
+  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
   Sample of = sample_of(plan, shared, scratch, room, inside);
   read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
@@ -18,10 +18,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
 // found (B, rows) for right-hand sides rhs (B, rows)
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) solve(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
-    real* length, real* scratch, int room, const real* rhs, real* found, int refinements, double rounding) {
-  const Plan plan = plan_of(places);
+    real* length, real* scratch, int room, int inside, const real* rhs, real* found, int refinements, double rounding) {
+  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, 0);
+  Sample of = sample_of(plan, shared, scratch, room, inside);
   read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
   long long first = (long long)blockIdx.x * plan.rows;
   solve_refined(plan, of, rhs + first, found + first, refinements, rounding);

@@ -9,28 +9,29 @@
 
 // What follows from the pattern: numbers, then arrays, each where the numbers after the first eleven say (`sparse.py`).
 struct Plan {
-  int primal, rows, columns, nonzeros, size;     // of J, and of the matrix that is factored
-  int entries, pooled, kept, levels, largest;    // of its lower half, of the pool, of the factor; of the tree; a front's
-  int slots;                                     // borders of all fronts together
-  const int *row, *col;                          // of each nonzero, row by row
-  const int *row_start, *col_start, *col_entry;  // the nonzeros of each row, and of each column
-  const int *start, *first, *second, *node;      // the products of each entry; its node if it is on the diagonal, else -1
-  const int *level;                              // where its large fronts begin, its small ones, and the next level's
-  const int *front, *nodes;                      // `Front`s, and their nodes, pivots before border
-  const int *target, *source_start, *source;     // where a front is not zero, and what of the pool is added there
-  const int *slot_start, *slot;                  // the slots of each node: in whose borders it is
+  int primal, rows, columns, nonzeros, size;   // of J, and of the matrix that is factored
+  int entries, pooled, kept, levels, largest;  // of its lower half, of the pool, of the factor; of the tree; a front's
+  int slots;                                   // borders of all fronts together
+  const int *row, *col, *row_start;            // of each nonzero, row by row; where the rows begin
+  const int *col_start, *col_entry, *col_row;  // the nonzeros of each column, and their rows
+  const int *entry, *start, *first, *second;   // the entries, those of most products first; the products of each
+  const int *node;                             // its node if it is on the diagonal, else -1
+  const int *level;                            // where its large fronts begin, its small ones, and the next level's
+  const int *front, *nodes;                    // `Front`s, and their nodes, pivots before border
+  const int *slot_start, *slot;                // the slots of each node: in whose borders it is; the tables' last
+  const int *round_start, *target, *source;    // of what is added to a front: its place, and that in the pool
 };
 __device__ inline Plan plan_of(const int* n) {
   const int* at = n + 11;
   return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n + at[0], n + at[1], n + at[2], n + at[3],
           n + at[4], n + at[5], n + at[6], n + at[7], n + at[8], n + at[9], n + at[10], n + at[11], n + at[12], n + at[13],
-          n + at[14], n + at[15], n + at[16]};
+          n + at[14], n + at[15], n + at[16], n + at[17], n + at[18]};
 }
 
-// A front: `pivots` are eliminated, `border` nodes stay; where its pivots, nodes, targets, factor, what it leaves, and its
-// slots begin.
+// A front: `pivots` are eliminated, `border` nodes stay; where its pivots, nodes, rounds, factor, what it leaves, and its
+// slots begin. In a `round` no place gets two numbers.
 struct Front {
-  int pivots, border, pivot, node, target, targets, factor, left, slot;
+  int pivots, border, pivot, node, round, rounds, factor, left, slot;
   __device__ int all() const { return pivots + border; }
 };
 __device__ inline Front front_of(const Plan& plan, int k) {
@@ -46,6 +47,32 @@ struct Team {
 };
 #define TEAM_EACH(i, first, count) for (int i = (first) + team.rank; i < (count); i += team.size)
 
+// How a team stands before a matrix: `width` threads beside each other in each of `high` rows; the others wait.
+struct Tile {
+  int width, high, across, down;
+};
+__device__ inline Tile tile_of(const Team& team) {
+  int width = team.size < 32 ? 1 : team.size < 256 ? 8 : 16;
+  return {width, team.size / width, team.rank % width, team.rank / width};
+}
+#define TILE_ROWS(i, first, count) \
+  for (int i = (first) + tile.down; i < (count) && tile.down < tile.high; i += tile.high)
+#define TILE_COLUMNS(j, count) for (int j = tile.across; j < (count); j += tile.width)
+
+// use(i, load(i)) for i = first, first + step, ... < end. A thread waits for memory once for AHEAD of them.
+#define AHEAD 4
+template <typename Load, typename Use>
+__device__ void ahead(int first, int end, int step, Load load, Use use) {
+  for (; first < end; first += AHEAD * step) {
+    decltype(load(0)) found[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) found[u] = load(least(first + u * step, end - 1));
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++)
+      if (first + u * step < end) use(first + u * step, found[u]);
+  }
+}
+
 // visit(front, team, number of the team) for all fronts, level by level, upwards or downwards.
 template <typename Visit>
 __device__ void each_front(const Plan& plan, bool up, Visit visit) {
@@ -57,6 +84,36 @@ __device__ void each_front(const Plan& plan, bool up, Visit visit) {
     for (int k = level[1] + mine; k < level[2] && mine < warps; k += warps) visit(front_of(plan, k), warp, mine);
     __syncthreads();
   }
+}
+
+// finish(i, the sum of term(i, k) for k < length) for i < count, by a team whose threads share the terms of a sum if there
+// are enough of them. ALONG: neighbours have the next k, else the next i. `partial` has room for one number a thread.
+template <bool ALONG, typename Term, typename Finish>
+__device__ void team_sums(const Team& team, real* partial, int count, int length, Term term, Finish finish) {
+  int slices = count > 0 ? least(SHARING, team.size / count) : 1;
+  if (slices <= 1) {
+    TEAM_EACH(i, 0, count) {
+      real sum = 0;
+#pragma unroll 4
+      for (int k = 0; k < length; k++) sum += term(i, k);
+      finish(i, sum);
+    }
+  } else {
+    int i = ALONG ? team.rank / slices : team.rank % count, slice = ALONG ? team.rank % slices : team.rank / count;
+    bool mine = i < count && slice < slices;
+    real sum = 0;
+    if (mine) {
+#pragma unroll 4
+      for (int k = slice; k < length; k += slices) sum += term(i, k);
+    }
+    partial[threadIdx.x] = sum;
+    team.sync();
+    if (mine && slice == 0) {
+      for (int t = 1; t < slices; t++) sum += partial[threadIdx.x + (ALONG ? t : t * count)];
+      finish(i, sum);
+    }
+  }
+  team.sync();
 }
 
 // The sum of term(i) for i < count, for all threads; `partial` has room for one number a thread.
@@ -96,14 +153,26 @@ __device__ inline int vectors(const Plan& plan) {
   return warps > plan.largest ? warps : plan.largest;
 }
 
-// The memory of a sample: `scratch` has room for the larger of both uses, shared memory for fronts if they are `inside`.
-__device__ Sample sample_of(const Plan& plan, real* shared, real* scratch, int room, int inside) {
+// The memory of a sample: `scratch` has room for the larger of both uses. What is `inside` is in shared memory, where the
+// factor's fronts and a solution's vectors have one place: TABLES, which are copied there, FRONTS, SOLVING (`x`, `half` and
+// `slots`) and with it perhaps VECTORS (the others).
+__device__ Sample sample_of(Plan& plan, real* shared, real* scratch, int room, int inside) {
   Sample of;
   of.partial = shared, of.vector = shared + blockDim.x;
   of.pool = scratch + (long long)blockIdx.x * room, of.K = of.pool + plan.pooled;
-  of.fronts = inside ? of.vector + vectors(plan) : of.K + plan.nonzeros;
-  of.x = of.pool, of.half = of.x + plan.size, of.slots = of.half + plan.size, of.across = of.slots + plan.slots;
-  of.scaled = of.across + plan.columns;
+  real *free = of.vector + vectors(plan), *outside = of.pool + 2 * plan.size + plan.slots;
+  if (inside & TABLES) {
+    const int* given = plan.level;
+    int *tables = (int*)free, count = plan.round_start - given;
+    EACH(i, 0, count) tables[i] = given[i];
+    plan.level = tables, plan.front = tables + (plan.front - given), plan.nodes = tables + (plan.nodes - given);
+    plan.slot_start = tables + (plan.slot_start - given), plan.slot = tables + (plan.slot - given);
+    free += (count * sizeof(int) + sizeof(real) - 1) / sizeof(real);
+    __syncthreads();
+  }
+  of.fronts = inside & FRONTS ? free : of.K + plan.nonzeros;
+  of.x = inside & SOLVING ? free : of.pool, of.half = of.x + plan.size, of.slots = of.half + plan.size;
+  of.across = inside & VECTORS ? of.slots + plan.slots : outside, of.scaled = of.across + plan.columns;
   of.trial = of.scaled + plan.rows, of.rest = of.trial + plan.rows, of.left = of.rest + plan.rows;
   return of;
 }
@@ -126,15 +195,22 @@ __device__ void read_factor(
 // ---- factor
 
 __device__ void assemble(const Plan& plan, const Front& f, const Team& team, const real* pool, real shift, real* F) {
+  struct Part {
+    int at;
+    real value;
+  };
   int s = f.all();
   TEAM_EACH(i, 0, s * s) F[i] = 0;
   team.sync();
-  TEAM_EACH(t, f.target, f.target + f.targets) {
-    real sum = 0;
-    for (int e = plan.source_start[t]; e < plan.source_start[t + 1]; e++) sum += pool[plan.source[e]];
-    int at = plan.target[t];
-    F[at] = sum + (at % (s + 1) == 0 && at / (s + 1) < f.pivots ? shift : (real)0);
+  for (int round = f.round; round < f.round + f.rounds; round++) {
+    ahead(
+        plan.round_start[round] + team.rank, plan.round_start[round + 1], team.size,
+        [&](int t) { return Part{plan.target[t], pool[plan.source[t]]}; },
+        [&](int, const Part& part) { F[part.at] += part.value; });
+    team.sync();
   }
+  if (shift == 0) return;
+  TEAM_EACH(i, 0, f.pivots) F[i * (s + 1)] += shift;
   team.sync();
 }
 
@@ -142,8 +218,7 @@ __device__ void assemble(const Plan& plan, const Front& f, const Team& team, con
 // in place of L, and the Schur complement. False if a pivot is not positive. `column` has room for two columns: the one
 // that is eliminated is read from there, as its place is overwritten meanwhile.
 __device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* column) {
-  int width = team.size < 32 ? 1 : team.size < 256 ? 8 : 16;
-  int across = team.rank % width, down = team.rank / width, high = team.size / width;
+  const Tile tile = tile_of(team);
   TEAM_EACH(i, 0, s) column[i] = F[i * s];
   team.sync();
   for (int k = 0; k < pivots; k++) {
@@ -151,13 +226,26 @@ __device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* co
     real *__restrict__ next = column + (1 - (k & 1)) * s, pivot = mine[k];
     if (!(pivot > 0 && pivot < (real)INFINITY)) return false;
     real inverse = 1 / pivot;
-    for (int i = k + 1 + down; i < s && down < high; i += high) {  // threads beyond `high` rows of `width` wait
-      real factor = mine[i] * inverse, *__restrict__ line = F + i * s;
-#pragma unroll 4
-      for (int j = across; j <= i; j += width) {
-        real other = j < k ? above[j] : j == k ? (real)1 : mine[j], found = (j == k ? (real)0 : line[j]) - factor * other;
-        line[j] = found;
-        if (j == k + 1) next[i] = found;
+    for (int top = k + 1 + tile.down; top < s && tile.down < tile.high; top += AHEAD * tile.high) {  // so many rows at a time
+      real factor[AHEAD];
+      int last = least(top + (AHEAD - 1) * tile.high, s - 1);
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++) factor[u] = mine[least(top + u * tile.high, s - 1)] * inverse;
+      TILE_COLUMNS(j, last + 1) {
+        real other = j < k ? above[j] : j == k ? (real)1 : mine[j], found[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+          int i = least(top + u * tile.high, s - 1);
+          found[u] = (j == k ? (real)0 : F[i * s + j]) - factor[u] * other;
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+          int i = top + u * tile.high;
+          if (i < s && j <= i) {
+            F[i * s + j] = found[u];
+            if (j == k + 1) next[i] = found[u];
+          }
+        }
       }
     }
     team.sync();
@@ -167,16 +255,15 @@ __device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* co
 
 // Keeps T = [D^(-1/2) M; E], the inverse of L below its pivots, column by column, and what the front leaves.
 __device__ void keep(const Front& f, const Team& team, const real* F, real* column, real* pool, real* T) {
+  const Tile tile = tile_of(team);
   int s = f.all(), p = f.pivots;
   TEAM_EACH(i, 0, s) column[i] = i < p ? 1 / sqrt(F[i * s + i]) : (real)1;
   team.sync();
-  TEAM_EACH(e, 0, s * p) {
-    int k = e / s, i = e % s;
-    T[f.factor + e] = i < k ? (real)0 : i == k ? column[i] : F[i * s + k] * column[i];
+  TILE_ROWS(k, 0, p) {
+    TILE_COLUMNS(i, s) T[f.factor + k * s + i] = i < k ? (real)0 : i == k ? column[i] : F[i * s + k] * column[i];
   }
-  TEAM_EACH(e, 0, f.border * f.border) {
-    int a = e / f.border, b = e % f.border;
-    if (b <= a) pool[f.left + e] = F[(p + a) * s + p + b];
+  TILE_ROWS(a, 0, f.border) {
+    TILE_COLUMNS(b, a + 1) pool[f.left + a * f.border + b] = F[(p + a) * s + p + b];
   }
   team.sync();
 }
@@ -184,18 +271,28 @@ __device__ void keep(const Front& f, const Team& team, const real* F, real* colu
 // Makes the factor; false, and a factor of not-a-numbers, where there is none. A matrix that is singular to working
 // precision gets the smallest shift that it needs, a share of its mean diagonal from `least` on, up to `most`.
 __device__ bool factorise(const Plan& plan, const Sample& of, double least, double most) {
-  EACH(e, 0, plan.nonzeros) of.K[e] = of.weights ? of.values[e] * sqrt(of.weights[plan.col[e]]) : of.values[e];
+  struct Scaled {
+    real value, by;
+  };
+  int thread = threadIdx.x, threads = blockDim.x;
+  ahead(
+      thread, plan.nonzeros, threads,
+      [&](int e) { return Scaled{of.values[e], of.weights ? of.weights[plan.col[e]] : (real)1}; },
+      [&](int e, const Scaled& found) { of.K[e] = found.value * sqrt(found.by); });
   __syncthreads();
   real squares = total(plan.nonzeros, of.partial, [&](int e) { return of.K[e] * of.K[e]; });
   if (threadIdx.x == 0) *of.length = sqrt(squares / (plan.rows > 0 ? plan.rows : 1));
   if (plan.primal) {
-    EACH(e, 0, plan.nonzeros) of.K[e] /= sqrt(of.damping[plan.row[e]]);
+    ahead(
+        thread, plan.nonzeros, threads, [&](int e) { return Scaled{of.K[e], of.damping[plan.row[e]]}; },
+        [&](int e, const Scaled& found) { of.K[e] = found.value / sqrt(found.by); });
     __syncthreads();
   }
   EACH(e, 0, plan.entries) {
     real sum = plan.node[e] < 0 ? (real)0 : plan.primal ? (real)1 : of.damping[plan.node[e]];
+#pragma unroll 4
     for (int t = plan.start[e]; t < plan.start[e + 1]; t++) sum += of.K[plan.first[t]] * of.K[plan.second[t]];
-    of.pool[e] = sum;
+    of.pool[plan.entry[e]] = sum;
   }
   __syncthreads();
   real shift = 0, mean = 0;
@@ -210,7 +307,7 @@ __device__ bool factorise(const Plan& plan, const Sample& of, double least, doub
     });
     if (total(blockDim.x, of.partial, [&](int) { return (real)failed; }) == 0) return true;
     if (shift == 0)
-      mean = total(plan.entries, of.partial, [&](int e) { return plan.node[e] < 0 ? (real)0 : of.pool[e]; }) / plan.size;
+      mean = total(plan.entries, of.partial, [&](int e) { return plan.node[e] < 0 ? (real)0 : of.pool[plan.entry[e]]; }) / plan.size;
     if (share >= most || !(mean < (real)INFINITY)) break;
     shift = (real)share * mean;
   }
@@ -225,6 +322,7 @@ __device__ bool factorise(const Plan& plan, const Sample& of, double least, doub
 __device__ void times(const Plan& plan, const real* values, const real* v, real* out) {
   EACH(i, 0, plan.rows) {
     real sum = 0;
+#pragma unroll 4
     for (int e = plan.row_start[i]; e < plan.row_start[i + 1]; e++) sum += values[e] * v[plan.col[e]];
     out[i] = sum;
   }
@@ -235,9 +333,9 @@ template <bool ABSOLUTE>
 __device__ void transposed(const Plan& plan, const real* values, const real* w, real* out) {
   EACH(j, 0, plan.columns) {
     real sum = 0;
+#pragma unroll 4
     for (int t = plan.col_start[j]; t < plan.col_start[j + 1]; t++) {
-      int e = plan.col_entry[t];
-      real term = values[e] * w[plan.row[e]];
+      real term = values[plan.col_entry[t]] * w[plan.col_row[t]];
       sum += ABSOLUTE ? fabs(term) : term;
     }
     out[j] = sum;
@@ -258,26 +356,18 @@ __device__ void substitute(const Plan& plan, const Sample& of) {
       b[i] = sum;
     }
     team.sync();
-    TEAM_EACH(i, 0, s) {
-      real sum = 0;
-#pragma unroll 4
-      for (int j = 0; j < f.pivots; j++) sum += T[j * s + i] * b[j];
-      (i < f.pivots ? of.half[f.pivot + i] : of.slots[f.slot + i - f.pivots]) = sum;
-    }
-    team.sync();
+    team_sums<false>(
+        team, of.partial, s, f.pivots, [&](int i, int j) { return T[j * s + i] * b[j]; },
+        [&](int i, real sum) { (i < f.pivots ? of.half[f.pivot + i] : of.slots[f.slot + i - f.pivots]) = sum; });
   });
   each_front(plan, false, [&](const Front& f, const Team& team, int number) {
     const int *nodes = plan.nodes + f.node, s = f.all();
     real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
     TEAM_EACH(i, 0, s) b[i] = i < f.pivots ? of.half[f.pivot + i] : of.x[nodes[i]];
     team.sync();
-    TEAM_EACH(j, 0, f.pivots) {
-      real sum = 0;
-#pragma unroll 4
-      for (int i = 0; i < s; i++) sum += T[j * s + i] * b[i];
-      of.x[nodes[j]] = sum;
-    }
-    team.sync();
+    team_sums<true>(
+        team, of.partial, f.pivots, s, [&](int j, int i) { return T[j * s + i] * b[i]; },
+        [&](int j, real sum) { of.x[nodes[j]] = sum; });
   });
 }
 

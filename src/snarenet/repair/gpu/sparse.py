@@ -22,11 +22,16 @@ from snarenet.linalg.sparse import REFINEMENTS, ROUNDING
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.nvrtc import Argument
 
-THREADS = 256  # of a block
+THREADS = 256  # of a block, and twice as many where factors are large
 WARP = 32  # threads that take a small front together
 _MERGING = (0.0, 0.03, 0.1, 0.3, 1.0)  # what a front may be taken to cost when fronts are merged: little, beside a CPU
 _SMALL = 24  # the most nodes of a small front
+_LARGE = 50_000  # entries of a large factor
+_SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
+_INSIDE = {"FRONTS": 1, "SOLVING": 2, "TABLES": 4, "VECTORS": 8}  # what may be in shared memory, see sparse.cuh
+_FRONTS, _SOLVING, _TABLES, _VECTORS = _INSIDE.values()
+_RESERVED = 1024  # bytes of shared memory that every block has for itself
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
 
@@ -46,16 +51,16 @@ class KernelSystems:
         fronts, slots = _fronts(steps, core.size)
         self.largest = max((step.size for step in steps if step.size > _SMALL), default=0)
         self.kept = sum(step.size * step.pivots for step in steps)
-        self._making, self._using = pooled + len(normal.row), 4 * rows + columns + 2 * core.size + slots
-        first, second, entry, diagonal = core.products()
-        node = np.full(core.entries, -1)
-        node[diagonal] = np.arange(core.size)
+        self.threads = THREADS * (2 if self.kept > _LARGE else 1)
+        self._making, self._solving, self._vectors = pooled + len(normal.row), 2 * core.size + slots, 4 * rows + columns
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
-        numbers = [normal.form == "primal", rows, columns, len(row), core.size, len(node), pooled, self.kept]
+        by_column, (tables, others) = np.argsort(col, kind="stable"), fronts
+        numbers = [normal.form == "primal", rows, columns, len(row), core.size, core.entries, pooled, self.kept]
         numbers += [len(levels) // 2, self.largest, slots]
-        arrays = [row, col, _starts(row, rows), _starts(col, columns), np.argsort(col, kind="stable")]
-        arrays += [_starts(entry, len(node)), first, second, node, levels, *fronts]
+        arrays = [row, col, _starts(row, rows), _starts(col, columns), by_column, row[by_column]]
+        arrays += [*_products(*core.products(), core.entries), levels, *tables, *others]
+        self._tables = sum(map(len, tables)) + len(levels)
         self._plan, self._rows = _packed(numbers, arrays), len(numbers) + len(arrays)
         self._on: dict[torch.device, Tensor] = {}
 
@@ -72,8 +77,7 @@ class KernelSystems:
             values = torch.where(active[:, self.rows_of(values.device)], values, 0.0)
         values, damping = values.contiguous(), damping.contiguous()
         factor = self.empty(values, damping, None if inverse_weights is None else inverse_weights.contiguous())
-        inside = self.inside(values)
-        factor.launch("factor", inside, int(inside), factor.info, self.shift(values), MOST)
+        factor.launch("factor", factor.info, self.shift(values), MOST, making=True)
         return factor
 
     def empty(self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None) -> KernelFactor:
@@ -83,22 +87,31 @@ class KernelSystems:
         kept, length = values.new_empty(batch, self.kept), values.new_empty(batch)
         return KernelFactor(self, values, damping, inverse_weights, kept, length, info)
 
-    def inside(self, like: Tensor) -> bool:
-        """Does a block have shared memory for its fronts?"""
-        return self.shared(like, True) <= launching.most_shared(like)
+    def inside(self, like: Tensor, making: bool) -> int:
+        """What a block has in shared memory: fronts if they fit, and else what leaves room for its neighbours."""
+        most = launching.most_shared(like)
+        found = _FRONTS if making and self.shared(like, _FRONTS) <= most else 0
+        for piece in (_SOLVING, _TABLES, _VECTORS):
+            with_it = self.shared(like, found | piece)
+            fits = with_it <= max(most // _resident(like, self.threads) - _RESERVED, self.shared(like, found))
+            found |= piece if fits and (found & _SOLVING or piece != _VECTORS) else 0
+        return found
 
-    def shared(self, like: Tensor, inside: bool) -> int:
-        """Bytes of shared memory that a block needs, with its fronts `inside` or without."""
-        vectors = max(THREADS // WARP * _SMALL, self.largest)
-        return (THREADS + vectors + self._at_work() * inside) * like.element_size()
+    def shared(self, like: Tensor, inside: int) -> int:
+        """Bytes of shared memory that a block needs with this `inside`."""
+        size, vectors = like.element_size(), max(self.threads // WARP * _SMALL, self.largest)
+        solving = self._solving * bool(inside & _SOLVING) + self._vectors * bool(inside & _VECTORS)
+        tables = -(-4 * self._tables // size) * bool(inside & _TABLES)
+        return (self.threads + vectors + tables + max(self._at_work() * (inside & _FRONTS), solving)) * size
 
-    def room(self, inside: bool) -> int:
+    def room(self, inside: int, making: bool) -> int:
         """Numbers of scratch that a sample needs."""
-        return max(self._making + self._at_work() * (not inside), self._using)
+        made = self._making + self._at_work() * (not inside & _FRONTS) if making else 0
+        return max(made, 0 if inside & _VECTORS else self._solving + self._vectors)
 
     def _at_work(self) -> int:
         """Numbers of the fronts that are worked on at a time, each with two more columns."""
-        return max(THREADS // WARP * _front(_SMALL), _front(self.largest))
+        return max(self.threads // WARP * _front(_SMALL), _front(self.largest))
 
     def shift(self, like: Tensor) -> float:
         """The least shift of a singular matrix, as a share of its mean diagonal."""
@@ -158,7 +171,7 @@ class KernelFactor(SparseFactor):
 
     def solve(self, rhs: Tensor) -> Tensor:
         found = torch.empty_like(rhs, memory_format=torch.contiguous_format)
-        self.launch("solve", False, rhs.contiguous(), found, self.systems.refinements, rounding(rhs))
+        self.launch("solve", rhs.contiguous(), found, self.systems.refinements, rounding(rhs))
         return found
 
     def push(self, v: Tensor) -> Tensor:
@@ -173,18 +186,18 @@ class KernelFactor(SparseFactor):
         start("sparse", name, self.values, 0, plan, self.values, v.contiguous(), found)
         return found
 
-    def launch(self, name: str, inside: bool, *arguments: Argument, source: str = "sparse") -> None:
+    def launch(self, name: str, *arguments: Argument, making: bool = False, source: str = "sparse") -> None:
         """Start a kernel on these systems; `arguments` are those after the systems' own and their scratch.
 
-        `inside`: with a front in shared memory.
+        `making`: one that makes the factors.
         """
-        systems, weights = self.systems, self.inverse_weights
-        room = systems.room(inside)
+        systems, values, weights = self.systems, self.values, self.inverse_weights
+        inside = systems.inside(values, making)
+        room = systems.room(inside, making)
         start(
-            source, name, self.values, systems.shared(self.values, inside),
-            systems.plan(self.values.device), self.values, self.damping, self.damping if weights is None else weights,
-            int(weights is not None), self.kept, self.length, self.values.new_empty(len(self.values), room), room,
-            *arguments,
+            source, name, values, systems.shared(values, inside), systems.plan(values.device), values, self.damping,
+            self.damping if weights is None else weights, int(weights is not None), self.kept, self.length,
+            values.new_empty(len(values), room), room, inside, *arguments, threads=systems.threads,
         )  # fmt: skip
 
 
@@ -193,14 +206,33 @@ def rounding(like: Tensor) -> float:
     return ROUNDING * torch.finfo(like.dtype).eps
 
 
-def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument) -> None:
-    """Start a kernel, a block for every sample of `like` (B, ...)."""
+def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument, threads: int | None = None) -> None:
+    """Start a kernel, a block of threads for every sample of `like` (B, ...)."""
+    threads = threads or THREADS
     if len(like):
-        few, many = _RESIDENT
-        resident = few if len(like) <= few * launching.multiprocessors(like) else many
-        numbers = {"BLOCK": THREADS, "RESIDENT": resident, "WARP": WARP, "SMALL": _SMALL}
+        numbers = _INSIDE | {"BLOCK": threads, "RESIDENT": _resident(like, threads)}
+        numbers |= {"WARP": WARP, "SMALL": _SMALL, "SHARING": _SHARING}
         program = launching.load(source, like.dtype, like.device, **numbers)
-        program.launch(name, len(like), THREADS, shared, arguments)
+        program.launch(name, len(like), threads, shared, arguments)
+
+
+def _resident(like: Tensor, threads: int) -> int:
+    """Blocks that a multiprocessor works on at a time, with a block for every sample of `like` (B, ...)."""
+    few, many = (max(1, blocks * THREADS // threads) for blocks in _RESIDENT)
+    return few if len(like) <= few * launching.multiprocessors(like) else many
+
+
+def _products(
+    first: np.ndarray, second: np.ndarray, entry: np.ndarray, diagonal: np.ndarray, entries: int
+) -> tuple[np.ndarray, ...]:
+    """`entry` to `node`: entries with the same number of products are neighbours, so that nobody waits for others."""
+    counts, node = np.bincount(entry, minlength=entries), np.full(entries, -1)
+    node[diagonal] = np.arange(len(diagonal))
+    order = np.argsort(-counts, kind="stable")
+    rank = np.empty(entries, np.int64)
+    rank[order] = np.arange(entries)
+    moved = np.argsort(rank[entry], kind="stable")
+    return order, _starts(rank[entry], entries), first[moved], second[moved], node[order]
 
 
 def _starts(index: np.ndarray, size: int) -> np.ndarray:
@@ -243,28 +275,35 @@ def _by_levels(tree: Tree) -> tuple[list[int], np.ndarray]:
     return order, np.array([*starts, len(order)])
 
 
-def _fronts(steps: list[Step], size: int) -> tuple[list[np.ndarray], int]:
-    """The arrays from `front` on: a front's numbers, its nodes, what is added where, the slots of each node.
+def _fronts(steps: list[Step], size: int) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], int]:
+    """The arrays from `front` on: a front's numbers, its nodes, the slots of each node; and what is added where.
 
     And how many slots there are.
     """
-    fronts, nodes, targets, starts, sources, borders = [], [], [], [np.zeros(1, np.int64)], [], []
-    pivot = node = target = source = factor = slot = 0
+    fronts, nodes, rounds, targets, sources, borders = [], [], [0], [], [], []
+    pivot = node = factor = slot = 0
     for step in steps:
         taken, places = step.taken.cpu().numpy(), step.target.cpu().numpy()
-        distinct, counts = np.unique(places, return_counts=True)
-        fronts.append([step.pivots, step.border, pivot, node, target, len(distinct), factor, step.left.start, slot])
+        order = np.argsort(places, kind="stable")
+        taken, places = taken[order], places[order]
+        turn = np.arange(len(places)) - np.searchsorted(places, places)  # how many came to its place before
+        turns = np.bincount(turn)
+        begin = pivot, node, len(rounds) - 1, len(turns), factor, step.left.start, slot
+        fronts.append([step.pivots, step.border, *begin])
         borders.append(step.border_nodes.cpu().numpy())
         nodes += [step.pivot_nodes.cpu().numpy(), borders[-1]]
-        targets.append(distinct)
-        starts.append(source + np.cumsum(counts))
-        sources.append(taken[np.argsort(places, kind="stable")])
-        pivot, node, target = pivot + step.pivots, node + step.size, target + len(distinct)
-        source, factor, slot = source + len(taken), factor + step.size * step.pivots, slot + step.border
-    of = np.concatenate([np.empty(0, np.int64), *borders])  # the node of each slot
-    joined = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in (nodes, targets, starts, sources)]
+        order = np.argsort(turn, kind="stable")
+        targets.append(places[order])
+        sources.append(taken[order])
+        rounds += [rounds[-1] + int(count) for count in np.cumsum(turns)]
+        pivot, node = pivot + step.pivots, node + step.size
+        factor, slot = factor + step.size * step.pivots, slot + step.border
+    of, nodes, targets, sources = (
+        np.concatenate([np.empty(0, np.int64), *parts]) for parts in (borders, nodes, targets, sources)
+    )
     numbers = np.array(fronts, np.int64).reshape(-1)
-    return [numbers, *joined, _starts(of, size), np.argsort(of, kind="stable")], slot
+    tables = [numbers, nodes, _starts(of, size), np.argsort(of, kind="stable")]  # `of`: the node of each slot
+    return (tables, [np.array(rounds), targets, sources]), slot
 
 
 def _packed(numbers: list[int], arrays: list[np.ndarray]) -> Tensor:

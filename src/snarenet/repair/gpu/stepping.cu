@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) step(
     real* scratch, int room, int inside, int* info, double least, double most, int refinements, double rounding,
     const real* raw, const real* residual, const bool* violated, int all, const real* scale, const real* units, int given,
     const real* level, int own, const long long* status, const real* position, real* d, real* w, real* left, real* trial, bool* stalled, double negligible) {
-  const Plan plan = plan_of(places);
+  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
   Sample of = sample_of(plan, shared, scratch, room, inside);
   read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
@@ -195,11 +195,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) settle(
 // multipliers of the box (B, columns), all 0 where a sample did not move.
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) adjoint(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
-    real* length, real* scratch, int room, int refinements, double rounding, const bool* violated, const bool* moved,
+    real* length, real* scratch, int room, int inside, int refinements, double rounding, const bool* violated, const bool* moved,
     const real* units, int given, const real* level, int own, const real* v, real* p, real* q, real* e, real* box) {
-  const Plan plan = plan_of(places);
+  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, 0);
+  Sample of = sample_of(plan, shared, scratch, room, inside);
   read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
   long long sample = blockIdx.x;
   int first = weighted ? plan.columns : 0;

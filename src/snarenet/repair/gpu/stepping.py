@@ -63,12 +63,11 @@ class KernelSpace(OutputSpace):
         d, trial = torch.empty_like(position), torch.empty_like(position)
         w, left = torch.empty_like(factor.damping), torch.empty_like(factor.damping)
         stalled = torch.empty(batch, dtype=torch.bool, device=position.device)
-        inside = systems.inside(raw)
         factor.launch(
-            "step", inside, int(inside), factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
+            "step", factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
             raw.contiguous(), s.residual.contiguous(), violated.contiguous(), int(not self.active),
             self.scale.contiguous(), *_given(self.box, position), *_level(s.level, position), s.status, position,
-            d, w, left, trial, stalled, negligible(raw.dtype), source="stepping",
+            d, w, left, trial, stalled, negligible(raw.dtype), making=True, source="stepping",
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
@@ -83,7 +82,7 @@ class KernelSpace(OutputSpace):
         p, q, e = torch.empty_like(w), torch.empty_like(w), torch.empty_like(v)
         box = v.new_empty(len(v), self.first)
         factor.launch(
-            "adjoint", False, factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
+            "adjoint", factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
             *_given(self.box, v), *_level(step.damping, v), v, p, q, e, box, source="stepping",
         )  # fmt: skip
         w = torch.where(moved.unsqueeze(1), w, 0.0)
