@@ -19,6 +19,7 @@ static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 #define __device__
 #define __global__
+#define __noinline__
 #define __launch_bounds__(...)
 #define SHARED_MEMORY(name) real* name = (real*)emulated_memory
 #include SOURCE

@@ -7,10 +7,11 @@
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
     real* length, real* scratch, int room, int inside, int* info, double least, double most) {
-  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, inside);
-  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  const Work& work = set_up(
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+  const Plan& plan = work.plan;
+  const Sample& of = work.of;
   bool done = factorise(plan, of, least, most);
   if (threadIdx.x == 0) info[blockIdx.x] = !done;
 }
@@ -19,10 +20,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) solve(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
     real* length, real* scratch, int room, int inside, const real* rhs, real* found, int refinements, double rounding) {
-  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, inside);
-  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  const Work& work = set_up(
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+  const Plan& plan = work.plan;
+  const Sample& of = work.of;
   long long first = (long long)blockIdx.x * plan.rows;
   solve_refined(plan, of, rhs + first, found + first, refinements, rounding);
 }

@@ -153,43 +153,55 @@ __device__ inline int vectors(const Plan& plan) {
   return warps > plan.largest ? warps : plan.largest;
 }
 
-// The memory of a sample: `scratch` has room for the larger of both uses. What is `inside` is in shared memory, where the
-// factor's fronts and a solution's vectors have one place: TABLES, which are copied there, FRONTS, SOLVING (`x`, `half` and
-// `slots`) and with it perhaps VECTORS (the others).
-__device__ Sample sample_of(Plan& plan, real* shared, real* scratch, int room, int inside) {
-  Sample of;
-  of.partial = shared, of.vector = shared + blockDim.x;
-  of.pool = scratch + (long long)blockIdx.x * room, of.K = of.pool + plan.pooled;
-  real *free = of.vector + vectors(plan), *outside = of.pool + 2 * plan.size + plan.slots;
-  if (inside & TABLES) {
-    const int* given = plan.level;
-    int *tables = (int*)free, count = plan.round_start - given;
-    EACH(i, 0, count) tables[i] = given[i];
-    plan.level = tables, plan.front = tables + (plan.front - given), plan.nodes = tables + (plan.nodes - given);
-    plan.slot_start = tables + (plan.slot_start - given), plan.slot = tables + (plan.slot - given);
-    free += (count * sizeof(int) + sizeof(real) - 1) / sizeof(real);
-    __syncthreads();
-  }
-  of.fronts = inside & FRONTS ? free : of.K + plan.nonzeros;
-  of.x = inside & SOLVING ? free : of.pool, of.half = of.x + plan.size, of.slots = of.half + plan.size;
-  of.across = inside & VECTORS ? of.slots + plan.slots : outside, of.scaled = of.across + plan.columns;
-  of.trial = of.scaled + plan.rows, of.rest = of.trial + plan.rows, of.left = of.rest + plan.rows;
-  return of;
-}
-
 // Where a team has its front, in `of.fronts`.
 __device__ inline real* place_of(const Sample& of, const Team& team, int number) {
   return of.fronts + (team.block ? 0 : number * (SMALL * SMALL + 2 * SMALL));
 }
 
-// The systems of this block's sample, of batches.
-__device__ void read_factor(
-    const Plan& plan, Sample& of, const real* values, const real* damping, const real* weights, real* transfer,
-    real* length) {
+// What all threads of a block share, at the beginning of its memory: 50 pointers would leave a thread few registers.
+struct Work {
+  Plan plan;
+  Sample of;
+};
+static_assert(sizeof(Work) <= WORK, "`sparse.py` says how large it may be");
+
+// The work of this block. `scratch` has room for the larger of both uses of memory. What is `inside` is in shared memory,
+// where the factor's fronts and a solution's vectors have one place: TABLES, which are copied there, FRONTS, SOLVING (`x`,
+// `half` and `slots`) and with it perhaps VECTORS (the others).
+__device__ Work& set_up(
+    real* shared, const int* places, const real* values, const real* damping, const real* weights, real* transfer,
+    real* length, real* scratch, int room, int inside) {
+  Work& work = *(Work*)shared;
+  shared += WORK / sizeof(real);
+  const Plan given = plan_of(places);
   long long sample = blockIdx.x;
-  of.values = values + sample * plan.nonzeros, of.damping = damping + sample * plan.rows;
-  of.weights = weights ? weights + sample * plan.columns : nullptr;
-  of.T = transfer + sample * plan.kept, of.length = length + sample;
+  real* free = shared + blockDim.x + vectors(given);
+  int *tables = (int*)free, count = given.round_start - given.level;
+  if (inside & TABLES) {
+    EACH(i, 0, count) tables[i] = given.level[i];
+    free += (count * sizeof(int) + sizeof(real) - 1) / sizeof(real);
+  }
+  if (threadIdx.x == 0) {
+    Plan& plan = work.plan;
+    Sample& of = work.of;
+    plan = given;
+    if (inside & TABLES) {
+      plan.level = tables, plan.front = tables + (given.front - given.level);
+      plan.nodes = tables + (given.nodes - given.level);
+      plan.slot_start = tables + (given.slot_start - given.level), plan.slot = tables + (given.slot - given.level);
+    }
+    of.values = values + sample * plan.nonzeros, of.damping = damping + sample * plan.rows;
+    of.weights = weights ? weights + sample * plan.columns : nullptr;
+    of.T = transfer + sample * plan.kept, of.length = length + sample;
+    of.partial = shared, of.vector = shared + blockDim.x;
+    of.pool = scratch + sample * room, of.K = of.pool + plan.pooled;
+    of.fronts = inside & FRONTS ? free : of.K + plan.nonzeros;
+    of.x = inside & SOLVING ? free : of.pool, of.half = of.x + plan.size, of.slots = of.half + plan.size;
+    of.across = (inside & VECTORS ? of.x : of.pool) + 2 * plan.size + plan.slots, of.scaled = of.across + plan.columns;
+    of.trial = of.scaled + plan.rows, of.rest = of.trial + plan.rows, of.left = of.rest + plan.rows;
+  }
+  __syncthreads();
+  return work;
 }
 
 // ---- factor
@@ -270,7 +282,7 @@ __device__ void keep(const Front& f, const Team& team, const real* F, real* colu
 
 // Makes the factor; false, and a factor of not-a-numbers, where there is none. A matrix that is singular to working
 // precision gets the smallest shift that it needs, a share of its mean diagonal from `least` on, up to `most`.
-__device__ bool factorise(const Plan& plan, const Sample& of, double least, double most) {
+__device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, double least, double most) {
   struct Scaled {
     real value, by;
   };
@@ -345,7 +357,7 @@ __device__ void transposed(const Plan& plan, const real* values, const real* w, 
 // ---- solve
 
 // x = A^-1 x: T b_p = [half; change of b_u] on the way up, where changes wait in slots; x_p = T'[half; x_u] on the way down.
-__device__ void substitute(const Plan& plan, const Sample& of) {
+__device__ __noinline__ void substitute(const Plan& plan, const Sample& of) {
   each_front(plan, true, [&](const Front& f, const Team& team, int number) {
     const int *nodes = plan.nodes + f.node, s = f.all();
     real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
@@ -372,7 +384,7 @@ __device__ void substitute(const Plan& plan, const Sample& of) {
 }
 
 // out = the system's inverse times rhs, by the factor alone
-__device__ void once(const Plan& plan, const Sample& of, const real* rhs, real* out) {
+__device__ __noinline__ void once(const Plan& plan, const Sample& of, const real* rhs, real* out) {
   if (!plan.primal) {
     EACH(i, 0, plan.size) of.x[i] = rhs[i];
     __syncthreads();
@@ -401,7 +413,7 @@ __device__ void once(const Plan& plan, const Sample& of, const real* rhs, real* 
 }
 
 // out = rhs - the system's matrix times w; returns its length
-__device__ real residual(const Plan& plan, const Sample& of, const real* rhs, const real* w, real* out) {
+__device__ __noinline__ real residual(const Plan& plan, const Sample& of, const real* rhs, const real* w, real* out) {
   transposed<false>(plan, of.values, w, of.across);
   __syncthreads();
   if (of.weights) {
@@ -417,7 +429,7 @@ __device__ real residual(const Plan& plan, const Sample& of, const real* rhs, co
 
 // found = the system's inverse times rhs, refined until its backward error is one of rounding or no longer halves, at most
 // `refinements` times.
-__device__ void solve_refined(
+__device__ __noinline__ void solve_refined(
     const Plan& plan, const Sample& of, const real* rhs, real* found, int refinements, double rounding) {
   once(plan, of, rhs, found);
   if (refinements == 0) return;

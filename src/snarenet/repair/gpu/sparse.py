@@ -31,6 +31,7 @@ _SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
 _INSIDE = {"FRONTS": 1, "SOLVING": 2, "TABLES": 4, "VECTORS": 8}  # what may be in shared memory, see sparse.cuh
 _FRONTS, _SOLVING, _TABLES, _VECTORS = _INSIDE.values()
+_WORK = 512  # bytes of what all threads share, at most
 _RESERVED = 1024  # bytes of shared memory that every block has for itself
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
@@ -102,7 +103,7 @@ class KernelSystems:
         size, vectors = like.element_size(), max(self.threads // WARP * _SMALL, self.largest)
         solving = self._solving * bool(inside & _SOLVING) + self._vectors * bool(inside & _VECTORS)
         tables = -(-4 * self._tables // size) * bool(inside & _TABLES)
-        return (self.threads + vectors + tables + max(self._at_work() * (inside & _FRONTS), solving)) * size
+        return _WORK + (self.threads + vectors + tables + max(self._at_work() * (inside & _FRONTS), solving)) * size
 
     def room(self, inside: int, making: bool) -> int:
         """Numbers of scratch that a sample needs."""
@@ -211,7 +212,7 @@ def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argumen
     threads = threads or THREADS
     if len(like):
         numbers = _INSIDE | {"BLOCK": threads, "RESIDENT": _resident(like, threads)}
-        numbers |= {"WARP": WARP, "SMALL": _SMALL, "SHARING": _SHARING}
+        numbers |= {"WARP": WARP, "SMALL": _SMALL, "SHARING": _SHARING, "WORK": _WORK}
         program = launching.load(source, like.dtype, like.device, **numbers)
         program.launch(name, len(like), threads, shared, arguments)
 

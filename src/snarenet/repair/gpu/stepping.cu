@@ -33,10 +33,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) step(
     real* scratch, int room, int inside, int* info, double least, double most, int refinements, double rounding,
     const real* raw, const real* residual, const bool* violated, int all, const real* scale, const real* units, int given,
     const real* level, int own, const long long* status, const real* position, real* d, real* w, real* left, real* trial, bool* stalled, double negligible) {
-  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, inside);
-  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  const Work& work = set_up(
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+  const Plan& plan = work.plan;
+  const Sample& of = work.of;
   long long sample = blockIdx.x;
   int first = weighted ? plan.columns : 0;
   raw += sample * plan.nonzeros, values += sample * plan.nonzeros, damping += sample * plan.rows;
@@ -197,10 +198,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) adjoint(
     const int* places, const real* values, const real* damping, const real* weights, int weighted, real* transfer,
     real* length, real* scratch, int room, int inside, int refinements, double rounding, const bool* violated, const bool* moved,
     const real* units, int given, const real* level, int own, const real* v, real* p, real* q, real* e, real* box) {
-  Plan plan = plan_of(places);
   SHARED_MEMORY(shared);
-  Sample of = sample_of(plan, shared, scratch, room, inside);
-  read_factor(plan, of, values, damping, weighted ? weights : nullptr, transfer, length);
+  const Work& work = set_up(
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+  const Plan& plan = work.plan;
+  const Sample& of = work.of;
   long long sample = blockIdx.x;
   int first = weighted ? plan.columns : 0;
   violated += sample * (first + plan.rows), p += sample * plan.rows, q += sample * plan.rows;
