@@ -159,7 +159,7 @@ def test_what_is_in_shared_memory_changes_nothing(monkeypatch: pytest.MonkeyPatc
     expected, seen = of.factor(*given).solve(rhs), set[tuple[int, int]]()
     for memory in (0, *range(2048, 96 * 1024, 1024)):
         monkeypatch.setattr(launching, "most_shared", lambda tensor, memory=memory: memory)
-        places = of.inside(rhs, True), of.inside(rhs, False)
+        places = of.inside(rhs, True, False), of.inside(rhs, False, True)
         if places not in seen:
             assert torch.equal(of.factor(*given).solve(rhs), expected)
         seen.add(places)

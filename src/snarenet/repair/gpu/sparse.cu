@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) factor(
     real* length, real* scratch, int room, int inside, int* info, double least, double most) {
   SHARED_MEMORY(shared);
   const Work& work = set_up(
-      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside, false);
   const Plan& plan = work.plan;
   const Sample& of = work.of;
   bool done = factorise(plan, of, least, most);
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) solve(
     real* length, real* scratch, int room, int inside, const real* rhs, real* found, int refinements, double rounding) {
   SHARED_MEMORY(shared);
   const Work& work = set_up(
-      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside, true);
   const Plan& plan = work.plan;
   const Sample& of = work.of;
   long long first = (long long)blockIdx.x * plan.rows;

@@ -137,7 +137,7 @@ __device__ real total(int count, real* partial, Term term) {
 // One sample at work: its numbers, its factor, and memory.
 struct Sample {
   const real *values, *damping, *weights;  // of J's nonzeros, of rows, of variables: the inverse ones, or null
-  real *T, *length;                        // the factor, and the length of a typical row in the metric
+  real *T, *kept, *length;                 // the factor at work, for later, and the length of a typical row in the metric
   real *pool, *K;                          // while it is made: entries and what fronts leave, scaled nonzeros
   real *x, *half, *slots;                  // while it is used: size, size, slots,
   real *across, *scaled;                   // columns, rows,
@@ -166,11 +166,11 @@ struct Work {
 static_assert(sizeof(Work) <= WORK, "`sparse.py` says how large it may be");
 
 // The work of this block. `scratch` has room for the larger of both uses of memory. What is `inside` is in shared memory,
-// where the factor's fronts and a solution's vectors have one place: TABLES, which are copied there, FRONTS, SOLVING (`x`,
-// `half` and `slots`) and with it perhaps VECTORS (the others).
+// where the fronts and a solution's vectors have one place: TABLES, which are copied there, the FACTOR, which is too if it
+// is `made`, FRONTS, SOLVING (`x`, `half` and `slots`) and with it perhaps VECTORS (the others).
 __device__ Work& set_up(
     real* shared, const int* places, const real* values, const real* damping, const real* weights, real* transfer,
-    real* length, real* scratch, int room, int inside) {
+    real* length, real* scratch, int room, int inside, bool made) {
   Work& work = *(Work*)shared;
   shared += WORK / sizeof(real);
   const Plan given = plan_of(places);
@@ -180,6 +180,11 @@ __device__ Work& set_up(
   if (inside & TABLES) {
     EACH(i, 0, count) tables[i] = given.level[i];
     free += (count * sizeof(int) + sizeof(real) - 1) / sizeof(real);
+  }
+  real *kept = transfer + sample * given.kept, *T = inside & FACTOR ? free : kept;
+  if (inside & FACTOR) {
+    if (made) ahead(threadIdx.x, given.kept, blockDim.x, [&](int e) { return kept[e]; }, [&](int e, real v) { T[e] = v; });
+    free += given.kept;
   }
   if (threadIdx.x == 0) {
     Plan& plan = work.plan;
@@ -192,7 +197,7 @@ __device__ Work& set_up(
     }
     of.values = values + sample * plan.nonzeros, of.damping = damping + sample * plan.rows;
     of.weights = weights ? weights + sample * plan.columns : nullptr;
-    of.T = transfer + sample * plan.kept, of.length = length + sample;
+    of.T = T, of.kept = kept, of.length = length + sample;
     of.partial = shared, of.vector = shared + blockDim.x;
     of.pool = scratch + sample * room, of.K = of.pool + plan.pooled;
     of.fronts = inside & FRONTS ? free : of.K + plan.nonzeros;
@@ -266,16 +271,19 @@ __device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* co
 }
 
 // Keeps T = [D^(-1/2) M; E], the inverse of L below its pivots, column by column, and what the front leaves.
-__device__ void keep(const Front& f, const Team& team, const real* F, real* column, real* pool, real* T) {
+__device__ void keep(const Front& f, const Team& team, const Sample& of, const real* F, real* column) {
   const Tile tile = tile_of(team);
   int s = f.all(), p = f.pivots;
   TEAM_EACH(i, 0, s) column[i] = i < p ? 1 / sqrt(F[i * s + i]) : (real)1;
   team.sync();
   TILE_ROWS(k, 0, p) {
-    TILE_COLUMNS(i, s) T[f.factor + k * s + i] = i < k ? (real)0 : i == k ? column[i] : F[i * s + k] * column[i];
+    TILE_COLUMNS(i, s) {
+      int e = f.factor + k * s + i;
+      of.kept[e] = of.T[e] = i < k ? (real)0 : i == k ? column[i] : F[i * s + k] * column[i];
+    }
   }
   TILE_ROWS(a, 0, f.border) {
-    TILE_COLUMNS(b, a + 1) pool[f.left + a * f.border + b] = F[(p + a) * s + p + b];
+    TILE_COLUMNS(b, a + 1) of.pool[f.left + a * f.border + b] = F[(p + a) * s + p + b];
   }
   team.sync();
 }
@@ -313,7 +321,7 @@ __device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, doubl
     each_front(plan, true, [&](const Front& f, const Team& team, int number) {
       real *F = place_of(of, team, number), *column = F + f.all() * f.all();
       assemble(plan, f, team, of.pool, shift, F);
-      if (eliminate(f.all(), f.pivots, team, F, column)) keep(f, team, F, column, of.pool, of.T);
+      if (eliminate(f.all(), f.pivots, team, F, column)) keep(f, team, of, F, column);
       else failed = true;
       team.sync();
     });
@@ -323,7 +331,7 @@ __device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, doubl
     if (share >= most || !(mean < (real)INFINITY)) break;
     shift = (real)share * mean;
   }
-  EACH(e, 0, plan.kept) of.T[e] = (real)NAN;
+  EACH(e, 0, plan.kept) of.kept[e] = of.T[e] = (real)NAN;
   __syncthreads();
   return false;
 }

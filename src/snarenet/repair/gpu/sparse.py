@@ -29,8 +29,8 @@ _SMALL = 24  # the most nodes of a small front
 _LARGE = 50_000  # entries of a large factor
 _SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
-_INSIDE = {"FRONTS": 1, "SOLVING": 2, "TABLES": 4, "VECTORS": 8}  # what may be in shared memory, see sparse.cuh
-_FRONTS, _SOLVING, _TABLES, _VECTORS = _INSIDE.values()
+_INSIDE = {"FRONTS": 1, "SOLVING": 2, "FACTOR": 4, "TABLES": 8, "VECTORS": 16}  # what may be in shared memory
+_FRONTS, _SOLVING, _FACTOR, _TABLES, _VECTORS = _INSIDE.values()
 _WORK = 512  # bytes of what all threads share, at most
 _RESERVED = 1024  # bytes of shared memory that every block has for itself
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
@@ -78,7 +78,7 @@ class KernelSystems:
             values = torch.where(active[:, self.rows_of(values.device)], values, 0.0)
         values, damping = values.contiguous(), damping.contiguous()
         factor = self.empty(values, damping, None if inverse_weights is None else inverse_weights.contiguous())
-        factor.launch("factor", factor.info, self.shift(values), MOST, making=True)
+        factor.launch("factor", factor.info, self.shift(values), MOST, making=True, using=False)
         return factor
 
     def empty(self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None) -> KernelFactor:
@@ -88,22 +88,25 @@ class KernelSystems:
         kept, length = values.new_empty(batch, self.kept), values.new_empty(batch)
         return KernelFactor(self, values, damping, inverse_weights, kept, length, info)
 
-    def inside(self, like: Tensor, making: bool) -> int:
-        """What a block has in shared memory: fronts if they fit, and else what leaves room for its neighbours."""
+    def inside(self, like: Tensor, making: bool, using: bool) -> int:
+        """What a block that makes factors, uses them or both has in shared memory, the most useful first.
+
+        Fronts are there if they fit at all, the others if they leave room for the neighbours of a block.
+        """
         most = launching.most_shared(like)
         found = _FRONTS if making and self.shared(like, _FRONTS) <= most else 0
-        for piece in (_SOLVING, _TABLES, _VECTORS):
-            with_it = self.shared(like, found | piece)
-            fits = with_it <= max(most // _resident(like, self.threads) - _RESERVED, self.shared(like, found))
-            found |= piece if fits and (found & _SOLVING or piece != _VECTORS) else 0
+        for piece in (_SOLVING, _FACTOR, _TABLES, _VECTORS) if using else (_TABLES,):
+            fits = max(most // _resident(like, self.threads) - _RESERVED, self.shared(like, found))
+            if self.shared(like, found | piece) <= fits and (piece != _VECTORS or found & _SOLVING):
+                found |= piece
         return found
 
     def shared(self, like: Tensor, inside: int) -> int:
         """Bytes of shared memory that a block needs with this `inside`."""
         size, vectors = like.element_size(), max(self.threads // WARP * _SMALL, self.largest)
         solving = self._solving * bool(inside & _SOLVING) + self._vectors * bool(inside & _VECTORS)
-        tables = -(-4 * self._tables // size) * bool(inside & _TABLES)
-        return _WORK + (self.threads + vectors + tables + max(self._at_work() * (inside & _FRONTS), solving)) * size
+        copied = -(-4 * self._tables // size) * bool(inside & _TABLES) + self.kept * bool(inside & _FACTOR)
+        return _WORK + (self.threads + vectors + copied + max(self._at_work() * (inside & _FRONTS), solving)) * size
 
     def room(self, inside: int, making: bool) -> int:
         """Numbers of scratch that a sample needs."""
@@ -187,13 +190,15 @@ class KernelFactor(SparseFactor):
         start("sparse", name, self.values, 0, plan, self.values, v.contiguous(), found)
         return found
 
-    def launch(self, name: str, *arguments: Argument, making: bool = False, source: str = "sparse") -> None:
-        """Start a kernel on these systems; `arguments` are those after the systems' own and their scratch.
+    def launch(
+        self, name: str, *arguments: Argument, making: bool = False, using: bool = True, source: str = "sparse"
+    ) -> None:
+        """Start a kernel on these systems, which makes their factors, uses them or both.
 
-        `making`: one that makes the factors.
+        `arguments` are those after the systems' own and their scratch.
         """
         systems, values, weights = self.systems, self.values, self.inverse_weights
-        inside = systems.inside(values, making)
+        inside = systems.inside(values, making, using)
         room = systems.room(inside, making)
         start(
             source, name, values, systems.shared(values, inside), systems.plan(values.device), values, self.damping,

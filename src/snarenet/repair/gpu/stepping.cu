@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) step(
     const real* level, int own, const long long* status, const real* position, real* d, real* w, real* left, real* trial, bool* stalled, double negligible) {
   SHARED_MEMORY(shared);
   const Work& work = set_up(
-      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside, false);
   const Plan& plan = work.plan;
   const Sample& of = work.of;
   long long sample = blockIdx.x;
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) adjoint(
     const real* units, int given, const real* level, int own, const real* v, real* p, real* q, real* e, real* box) {
   SHARED_MEMORY(shared);
   const Work& work = set_up(
-      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside);
+      shared, places, values, damping, weighted ? weights : nullptr, transfer, length, scratch, room, inside, true);
   const Plan& plan = work.plan;
   const Sample& of = work.of;
   long long sample = blockIdx.x;
