@@ -37,6 +37,17 @@ def test_power_and_control(
         assert (tmp_path / "out" / picture).read_text().startswith("<?xml")
 
 
+def test_cable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ("casadi", "matplotlib"):
+        pytest.importorskip(extra)
+    options = ["--links", "8", "--instances", "200", "--epochs", "1", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["cable.py", *options])
+    monkeypatch.setenv("SNARENET_CACHE", str(tmp_path))
+    runpy.run_path(str(EXAMPLES / "cable.py"), run_name="__main__")
+    assert "100% of 17 cables feasible to 1e-08" in capsys.readouterr().out
+    assert (tmp_path / "out" / "cables.svg").read_text().startswith("<?xml")
+
+
 @pytest.fixture
 def own_default() -> Iterator[None]:
     """An example may change the default dtype for itself."""

@@ -284,10 +284,12 @@ class TestMetrics:
 
 
 class TestStep:
-    @pytest.mark.parametrize("reduction", ["mean", "sum"])
-    def test_the_loss_is_what_the_config_says(self, tmp_path: Path, reduction: str) -> None:
-        """One step on one batch equals AdamW on the loss written out by hand."""
+    @pytest.mark.filterwarnings("ignore::snarenet.RepairWarning")
+    @pytest.mark.parametrize(("reduction", "penalised"), [("mean", "squares"), ("sum", "squares"), ("mean", "sizes")])
+    def test_the_loss_is_what_the_config_says(self, tmp_path: Path, reduction: str, penalised: str) -> None:
+        """One step on one batch equals AdamW on the loss written out by hand, where two steps leave violations."""
         changes = {"epochs": 1, "batch": 1000, "penalty": 3.0, "proximity": 0.5, "reduction": reduction, "clip": 1e-3}
+        changes |= {"penalised": penalised, "start": "none", "max_steps": 2, "rescue": False, "damping": 1.0}
         changes |= {"optimizer": "adamw", "warmup": 0.0, "schedule": "constant", "weight_decay": 0.1}
         family, chosen = problem(), config(**changes)
         model, by_hand = chosen.build(family), chosen.build(family)
@@ -296,7 +298,9 @@ class TestStep:
         by_hand.layer.tol = chosen.tol
         solution = by_hand.solve(x)
         violation = family.constraints.residual(solution.value, x)
-        loss = family.objective(solution.value, x) + 3 * violation.square().sum(1)
+        assert violation.abs().max() > 0.01
+        added = violation.square() if penalised == "squares" else violation.abs()
+        loss = family.objective(solution.value, x) + 3 * added.sum(1)
         loss = loss + 0.5 * (solution.value - solution.raw).square().sum(1)
         optimizer = torch.optim.AdamW(by_hand.parameters(), lr=chosen.lr, weight_decay=0.1)
         getattr(loss, reduction)().backward()

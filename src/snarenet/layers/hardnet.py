@@ -113,6 +113,7 @@ class HardNetPlusPlusLayer(SnareLayer):
     """
 
     title = "HardNet++"
+    limits_gradients = False  # as in its paper
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from snarenet.constraints import Constraints
 from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
+from snarenet.layers.steady import steady
 from snarenet.repair import Explanation, Options, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
@@ -24,6 +25,10 @@ from snarenet.tracing import tracing
 
 class SnareLayer(Layer):
     """Takes predictions to the feasible set, differentiably, by Levenberg-Marquardt steps.
+
+    In training mode the gradient of a sample is shortened where the repair makes it more than three times longer, as
+    happens to a few far from curved rows, which would drown all others (see `steady.py`). `layer.limits_gradients =
+    False` leaves it as it is; in eval mode it is exact in any case.
 
     Args:
         constraints: the set to obey.
@@ -64,6 +69,7 @@ class SnareLayer(Layer):
     """
 
     title = "SnareNet"
+    limits_gradients = True  # in training mode
 
     def __init__(
         self,
@@ -119,6 +125,19 @@ class SnareLayer(Layer):
         return self
 
     def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
+        if not self._limits(y):
+            return self._solve(y, x, relax)
+        inner, limit = steady(y, self.weights)
+        solution = self._solve(inner, x, relax)
+        limit(solution.value)
+        return solution._replace(raw=y) if solution.raw is inner else solution
+
+    def _limits(self, y: Tensor) -> bool:
+        """Are gradients to be limited? Not in a compiled call, which has no hooks."""
+        asked = self.training and self.limits_gradients and not torch.compiler.is_compiling()
+        return asked and isinstance(y, Tensor) and y.ndim == 2 and y.requires_grad and torch.is_grad_enabled()
+
+    def _solve(self, y: Tensor, x: Any, relax: float | Tensor | None) -> Solution:
         if self.record and self._can_record(y, x, relax):
             solution = self._replay(y, x)
             if solution is not None:

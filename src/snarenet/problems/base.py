@@ -27,7 +27,7 @@ class Model(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a model achieves on a batch, sample by sample; the first four are differentiable.
+    """What a model achieves on a batch, sample by sample; the first five are differentiable.
 
     Attributes:
         objective: (B,) f(y, x), what is reported.
@@ -101,7 +101,7 @@ class Problem(nn.Module, ABC):
             cost=objective,
             penalty=errors.square().sum(1),
             distance=(y - solution.raw).square().sum(1),
-            errors=errors.detach(),
+            errors=errors,
             violation=largest(errors.detach()),
             steps=solution.steps,
             converged=solution.converged,

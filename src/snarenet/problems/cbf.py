@@ -237,7 +237,7 @@ class CBF(Problem):
             sound=sound,
             objective=now.objective + time * stage,
             trained=now.trained + (time * counts).unsqueeze(1) * trained,
-            errors=now.errors + time.detach().unsqueeze(1) * errors.detach(),
+            errors=now.errors + time.detach().unsqueeze(1) * errors,
             violation=torch.maximum(now.violation, worst),
             steps=torch.maximum(now.steps, solution.steps),
             converged=now.converged & solution.converged & sound,

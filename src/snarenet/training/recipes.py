@@ -96,8 +96,9 @@ _NO_RELAXATION = {"relaxation": "none", "relax_epochs": 0, "setting": "paper"}
 _PAPER_METHODS: dict[str, Fields] = {
     "soft": _NO_RELAXATION,
     "dc3": _NO_RELAXATION,
-    # its predictor has a training of its own: larger steps that shrink, larger batches, new inputs
-    "hproj": _NO_RELAXATION | {"lr": 1e-3, "schedule": "cosine", "batch": 512, "fresh": True},
+    # its predictor has a training of its own: larger steps that shrink, larger batches, new inputs, another penalty
+    "hproj": _NO_RELAXATION
+    | {"lr": 1e-3, "schedule": "cosine", "batch": 512, "fresh": True, "penalty": 100.0, "penalised": "sizes"},
     "optnet": _NO_RELAXATION,
     "pinet": _NO_RELAXATION,
     "fsnet": _NO_RELAXATION,

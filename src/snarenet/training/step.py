@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.compiled import at_once
-from snarenet.layers import Layer, SoftLayer
+from snarenet.layers import Layer, SnareLayer, SoftLayer
 from snarenet.layers.proximity import REACH, proximity
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
@@ -92,6 +92,8 @@ class Stepper:
         self, model: ConstrainedModel, problem: Problem, config: TrainConfig, group: Group, seeds: int = 1
     ) -> None:
         self.model, self.problem, self.config, self.group, self.seeds = model, problem, config, group, seeds
+        if config.proximity != "auto" and isinstance(model.layer, SnareLayer):
+            model.layer.limits_gradients = False  # the loss as it is asked for, and as it is in the paper
         soft = SoftLayer(model.layer.constraints, tol=config.tol, on_failure="ignore")
         self.unrepaired = ConstrainedModel(
             model.net, soft, model.units
@@ -199,7 +201,8 @@ class Stepper:
             relax = relax.repeat_interleave(size, 0)
         witness = Witness(model)
         outcome = self.problem.run(witness, mine, relax if isinstance(relax, Tensor) else None)
-        loss = outcome.cost + config.penalty * outcome.penalty
+        penalty = outcome.penalty if config.penalised == "squares" else outcome.errors.sum(1)
+        loss = outcome.cost + config.penalty * penalty
         if config.method == "snare" and not config.penalty and not soft:
             # outside the set an objective may be better than in it: a sample that was not repaired teaches nothing
             loss = torch.where(outcome.converged, loss, 0.0)

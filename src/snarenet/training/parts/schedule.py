@@ -24,7 +24,9 @@ class Schedule(Part):
     """Draw new inputs for every step instead of the data set's: the loss needs no labels, so they cost nothing."""
 
     penalty: Weight = 0.0
-    """Weight of the squared violation of the true set in the loss; the repair leaves nothing to punish."""
+    """Weight of the violation of the true set in the loss; the repair leaves nothing to punish."""
+    penalised: Literal["squares", "sizes"] = "squares"
+    """What that penalty adds up: the squares of violations, or their sizes."""
     proximity: Literal["auto"] | Weight = "auto"
     """Weight of the squared distance between prediction and repaired output, so that outputs on a bound go on learning;
     "auto" is a share of the loss's own gradient, where there are inequalities: `Layer.proximity`."""
