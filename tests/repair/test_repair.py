@@ -238,6 +238,26 @@ class TestFailures:
         assert y.grad is not None
         assert y.grad.isfinite().all()
 
+    @pytest.mark.parametrize("given", [False, True])
+    def test_a_function_never_sees_an_empty_batch(self, given: bool) -> None:
+        """Which cannot be reshaped to (B, -1, 2); nobody comes, nobody takes a step, or some do."""
+
+        def pairs(y: Tensor, x: None) -> Tensor:
+            return y.reshape(len(y), -1, 2).square().sum(2)
+
+        def jacobian(y: Tensor, x: None) -> Tensor:
+            own = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1]], dtype=y.dtype)
+            return 2 * y.reshape(len(y), 1, -1) * own
+
+        disks = sn.Nonlinear(pairs, 2, upper=1.0, jacobian=jacobian if given else None)
+        for sizes in ([], [0.1, 0.2], [0.1, 2.0, 3.0]):
+            y = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1).repeat(1, 4).requires_grad_()
+            solution = sn.repair(disks, y, start=None)
+            solution.value.sum().backward()
+            assert solution.converged.all()
+            assert y.grad is not None
+            assert y.grad.shape == y.shape
+
     def test_an_empty_nonlinear_set(self) -> None:
         """|y|^2 <= -1 has its least violation at the origin, where its gradient vanishes."""
         constraints = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), upper=-1.0)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# How many times longer a gradient may become. A cable of 30 links above a hill that depends on x, its ends fixed, least
-# potential energy, defaults, 15 epochs, seeds 0 to 2: see docs/training.md.
+# How many times longer a gradient may become. Of examples/cable.py, 15 epochs, seeds 0 to 2, the mean objective on the
+# validation instances is -40.3 with 1 and with 3, -40.2 with 10, and -33.5 to -37.1 without a limit.
 LONGEST = 3.0
 
 

@@ -90,6 +90,8 @@ class FunctionMap(Map):
         return CompiledProducts(self.value, y, self.compiled, self.fn, self.x)
 
     def value(self, y: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and not len(y):  # reshaped to (B, -1, k), nobody is an error
+            return y.new_zeros(0, self.rows) + 0 * y.sum()
         value = None if self.compiled is None else self.compiled.value(self.fn, y, self.x)
         value = self.fn(y, self.x) if value is None else value
         if not isinstance(value, Tensor) or value.shape != (y.shape[0], self.rows):
@@ -151,8 +153,10 @@ class FunctionMap(Map):
     def given(self, y: Tensor) -> Tensor:
         """What the user's `jacobian` returns, checked: dense or in a sparse layout."""
         assert self.given_jacobian is not None
-        J = self.given_jacobian(y, self.x)
         shape = (y.shape[0], self.rows, y.shape[1])
+        if not torch.compiler.is_compiling() and not len(y):
+            return y.new_zeros(shape)
+        J = self.given_jacobian(y, self.x)
         if not isinstance(J, Tensor) or tuple(J.shape) not in (shape, shape[1:]):
             raise ValueError(f"`jacobian(y, x)` must return shape {shape}, but got {describe(J)}")
         return J
