@@ -17,7 +17,7 @@ from snarenet.repair.engine import Batch
 from snarenet.repair.loop import Loop
 from snarenet.repair.metric import Metric
 from snarenet.repair.options import Options
-from snarenet.repair.rescue import Attempt
+from snarenet.repair.rescue import Attempt, attempts
 from snarenet.testing import assert_equal, draw
 
 SIZE = 6
@@ -262,3 +262,26 @@ def test_bad_ones_are_refused(weights: Any, words: str) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_the_rescue_tries_equal_weights_first() -> None:
+    """The metric asks for a detour around a variable that is dear; whoever gets lost there goes straight."""
+    wave = sn.Nonlinear(lambda y, x: y[:, :1] + 1e-3 * y[:, 1:].sin(), 1, equals=1.0)
+    y = torch.tensor([[-0.5, 0.3], [0.2, -1.0]], dtype=torch.float64, requires_grad=True)
+    options = {"weights": torch.tensor([1e8, 1.0], dtype=torch.float64), "start": None, "max_steps": 30}
+    assert not sn.repair(wave, y, **options).converged.any()
+    solution = sn.repair(wave, y, **options, rescue=True)
+    assert solution.converged.all()
+    assert ((solution.value - y)[:, 1].abs() < 0.01).all()
+    (found,) = torch.autograd.grad(solution.value.sum(), y)
+    straight = sn.repair(wave, y, start=None)
+    assert_equal(solution.value, straight.value, 1e-12)
+    assert_equal(found, torch.autograd.grad(straight.value.sum(), y)[0], 1e-12)
+
+
+def test_the_rescue_without_weights_is_as_it_was() -> None:
+    wave = sn.Nonlinear(lambda y, x: y.sin(), 2, equals=0.5)
+    instance = wave.at(torch.zeros(1, 2, dtype=torch.float64))
+    options = sn.SnareLayer(wave).options
+    assert len(attempts(options, instance, True)) == len(attempts(options, instance, False)) + 1
+    assert all(attempt.weighted for attempt in attempts(options, instance, False))

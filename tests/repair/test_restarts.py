@@ -95,7 +95,7 @@ def test_the_option() -> None:
     for wrong in (-1, 1.5, True):
         with pytest.raises(ValueError, match="`restarts` must be a whole number >= 0"):
             sn.repair(pieces(), Y, restarts=wrong)
-    assert isinstance(attempts(layer.options, pieces().at(Y))[0], Attempt)
+    assert isinstance(attempts(layer.options, pieces().at(Y), False)[0], Attempt)
 
 
 def test_nothing_to_restart() -> None:

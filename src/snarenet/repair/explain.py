@@ -177,7 +177,7 @@ def explain_with(
             once = hindrance(options, memo, taken.map.parts) is None
             advice = tuple(islice(advise(options, constraints, instance, start, once), _ADVICE))
     pace = ", each sample at its own pace" if engine.paced else ""
-    tries = len(attempts(options, instance)) if options.rescue else 0
+    tries = len(attempts(options, instance, metric is not None)) if options.rescue else 0
     return Explanation(
         variables=start.shape[1],
         rows=instance.map.rows,

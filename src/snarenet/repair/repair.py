@@ -69,13 +69,13 @@ def repair(
         tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
-        rescue: repair samples that did not converge again, in up to six attempts that never leave the first box: with
-            `Adaptive` damping, rows weighed at each step or not at all, a bold first step, small random moves from the
-            best point so far. Results are reproducible and do not depend on the batch.
+        rescue: repair samples that did not converge again: in equal `weights`, and in up to six attempts that never
+            leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold first step,
+            small random moves from the best point so far. Results are reproducible and do not depend on the batch.
         restarts: repair samples that are still outside then so many times more, from predictions moved far away at
             random, and keep the nearest point of the set that was found: for sets with several pieces. Samples that
             reached the set before are left as they are.
-        weights: (n,) positive numbers: how dear it is to move each variable. Every step, those of the rescue too, and
+        weights: (n,) positive numbers: how dear it is to move each variable. Every step, and most of the rescue's, and
             the start measure distances by sum_i weights_i (y_i - z_i)^2. Only their ratios matter, and they get no
             gradient. The second derivatives of an objective make the result a good one.
         scale: (n,) a typical size of each variable, or how far it spreads: the same as weights = 1 / scale**2.
@@ -214,6 +214,10 @@ class _Course(NamedTuple):
         given = self.given.select(index)
         return self._replace(given=given, taken=self.taken.select(index) if self.metric else given)
 
+    def unweighted(self) -> _Course:
+        """That in y itself."""
+        return self._replace(taken=self.given, metric=None)
+
     def begin(self, options: Options, y: Tensor, near: Tensor | None = None) -> Tensor:
         """Where the repair of y begins."""
         return approach(self.memo, self.given, y, self.plan, self.weights, self.metric, options.tol, near)
@@ -275,15 +279,14 @@ def _again(out: _Judged, options: Options, course: _Course, start: Tensor, finit
 
 def _rescue(options: Options, course: _Course, start: Tensor, finite: Tensor, out: _Judged) -> _Judged:
     """The same with other attempts for samples that did not converge, as long as there are any."""
-    for attempt in attempts(options, course.given):
+    for attempt in attempts(options, course.given, course.metric is not None):
         failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
         if not len(failed):
             break
         y = begin(attempt, start[failed], out.value[failed])
         plain = attempt.damping is None or options.krylov is not None  # the space of the rescue needs a matrix
-        again = course.select(failed).attempt(
-            attempt.options(options), y, finite[failed], None if plain else attempt.scaled
-        )
+        part = course.select(failed) if attempt.weighted else course.unweighted().select(failed)
+        again = part.attempt(attempt.options(options), y, finite[failed], None if plain else attempt.scaled)
         out = out.improved(failed, again)
     return out
 

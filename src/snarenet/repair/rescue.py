@@ -1,6 +1,7 @@
 """The rescue: what is tried for samples that did not converge, one attempt after the other.
 
-Where the damping went at a pace of its own, its schedule is tried first. Every attempt after that keeps to the box and
+Where there are weights, equal ones are tried first: a metric that suits the objective may be a bad one to reach the set
+in. Where the damping went at a pace of its own, its schedule is next. Every attempt after that keeps to the box and
 searches for its damping (`loop/bounded.py`). The first three begin at the start of the repair, and differ in how rows
 are weighed and in how bold the first step is; the others at the best point so far, moved a little at random, since a
 stationary point may be one of symmetry alone. Random directions come from a fixed seed and are the same for all
@@ -27,20 +28,25 @@ class Attempt:
         scaled: weigh rows by their lengths at each step; else all alike.
         damping: where the search for the damping begins; None for no search, but the schedule of the repair.
         kick: how far to move from the best point, in units of each variable's size; None to begin at the start.
+        weighted: in the metric of the repair; else in none, and otherwise as it was.
     """
 
     scaled: bool = True
     damping: float | None = 1.0
     kick: float | None = None
+    weighted: bool = True
 
     def options(self, asked: Options) -> Options:
         """What this attempt asks of a repair that was asked for so."""
+        if not self.weighted:
+            return asked
         if self.damping is not None:
             return replace(asked, damping=Adaptive(self.damping), rows="active")
         assert isinstance(asked.rule, Annealed)
         return replace(asked, damping=replace(asked.rule, own_pace=False))
 
 
+_EQUAL = Attempt(damping=None, weighted=False)
 _SCHEDULE = Attempt(damping=None)  # slower and steadier than a pace of its own
 ATTEMPTS = (
     Attempt(),
@@ -52,9 +58,10 @@ ATTEMPTS = (
 )
 
 
-def attempts(options: Options, instance: Instance) -> tuple[Attempt, ...]:
+def attempts(options: Options, instance: Instance, weighted: bool) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
-    first = (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
+    first = (_EQUAL,) if weighted and not instance.map.linear else ()
+    first += (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
     return first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
 
 
