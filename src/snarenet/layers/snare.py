@@ -125,21 +125,8 @@ class SnareLayer(Layer):
         return self
 
     def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
-        if not self._limits(y):
-            return self._solve(y, x, relax)
-        inner, limit = steady(y, self.weights)
-        solution = self._solve(inner, x, relax)
-        limit(solution.value)
-        return solution._replace(raw=y) if solution.raw is inner else solution
-
-    def _limits(self, y: Tensor) -> bool:
-        """Are gradients to be limited? Not in a compiled call, which has no hooks."""
-        asked = self.training and self.limits_gradients and not torch.compiler.is_compiling()
-        return asked and isinstance(y, Tensor) and y.ndim == 2 and y.requires_grad and torch.is_grad_enabled()
-
-    def _solve(self, y: Tensor, x: Any, relax: float | Tensor | None) -> Solution:
         if self.record and self._can_record(y, x, relax):
-            solution = self._replay(y, x)
+            solution = self._steadily(self._replay, y, x)
             if solution is not None:
                 self._report(remember(solution, self.constraints, x, 0.0, self.options))
                 return solution
@@ -150,10 +137,27 @@ class SnareLayer(Layer):
         return self.weights
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+        solution = self._steadily(self._repair, y, x, relax)
+        assert solution is not None
+        return solution
+
+    def _repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         if not self.descends:
             return repair_with(self.options, self.constraints, y, x, relax, self.weights)
         first = self.descend(y, x)
         return repair_with(self.options, self.constraints, first, x, relax, self.weights, near=y)._replace(raw=y)
+
+    def _steadily(self, way: Callable[..., Solution | None], y: Tensor, *rest: Any) -> Solution | None:
+        """What is found that way, whose gradients are limited if they are to be; a compiled call has no hooks."""
+        asked = self.training and self.limits_gradients and not torch.compiler.is_compiling()
+        if not asked or not isinstance(y, Tensor) or y.ndim != 2 or not y.requires_grad or not torch.is_grad_enabled():
+            return way(y, *rest)
+        inner, limit = steady(y, self.weights)
+        solution = way(inner, *rest)
+        if solution is None:
+            return None
+        limit(solution.value)
+        return solution._replace(raw=y)
 
     def descend(self, y: Tensor, x: Any) -> Tensor:
         """(B, n) the points that are repaired: the predictions, or a step down the objective from there."""

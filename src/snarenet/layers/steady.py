@@ -20,19 +20,17 @@ LONGEST = 3.0
 
 
 def steady(y: Tensor, weights: Tensor | None) -> tuple[Tensor, Callable[[Tensor], object]]:
-    """y (B, k) to be repaired instead of y, and what is to be called with the outputs (B, n).
+    """What is to be repaired instead of y, and what is to be called with the outputs (B, n).
 
     Args:
-        y: predictions that need a gradient; k is n, or several times n.
+        y: (B, n) predictions that need a gradient.
         weights: (n,) those of the metric, equal unless given.
     """
     inner, came = y.view_as(y), list[Tensor]()
 
     def length(gradient: Tensor) -> Tensor:
         squares = gradient.to(torch.float64).square()
-        if weights is not None:
-            squares = squares / weights.repeat(gradient.shape[1] // len(weights))
-        return squares.sum(1, keepdim=True).sqrt()
+        return (squares if weights is None else squares / weights).sum(1, keepdim=True).sqrt()
 
     def note(gradient: Tensor | None) -> None:
         came[:] = [] if gradient is None else [length(gradient)]
