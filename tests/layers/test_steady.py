@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,6 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.layers.steady import LONGEST
 from snarenet.testing import assert_equal, draw
-from snarenet.training.distributed import Group
-from snarenet.training.step import Stepper
 
 CIRCLE = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), 1, lower=1.0)  # its outside
 Y = torch.tensor([[1e-3, 0.0], [0.0, -0.02], [0.9, 0.1], [3.0, 4.0]], dtype=torch.float64)
@@ -83,14 +83,15 @@ def test_of_several_candidates_the_chosen_one() -> None:
 
 
 @pytest.mark.parametrize(("proximity", "limits"), [("auto", True), (0.0, False)])
-def test_training(proximity: str | float, limits: bool) -> None:
+def test_what_a_config_builds(proximity: Any, limits: bool) -> None:
     """By itself it does; with a loss that is asked for in numbers, the paper's for instance, nothing is changed."""
     problem = sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=60)
-    config = sn.TrainConfig(width=8, proximity=proximity)
-    model = config.build(problem)
-    Stepper(model, problem, config, Group())
-    assert isinstance(model.layer, sn.SnareLayer)
-    assert model.layer.limits_gradients == limits
+    layer = sn.TrainConfig(width=8, proximity=proximity).build(problem).layer
+    assert isinstance(layer, sn.SnareLayer)
+    assert layer.limits_gradients == limits
+    paper = sn.TrainConfig.recipe("paper", "nclp", width=8).build(problem).layer
+    assert isinstance(paper, sn.SnareLayer)
+    assert not paper.limits_gradients
 
 
 def test_one_wild_sample_does_not_drown_the_others() -> None:

@@ -126,8 +126,10 @@ class SnareLayer(Layer):
 
     def solve(self, y: Tensor, x: Any = None, relax: float | Tensor | None = None) -> Solution:
         if self.record and self._can_record(y, x, relax):
-            solution = self._steadily(self._replay, y, x)
+            inner, finish = self._steady(y)
+            solution = self._replay(inner, x)
             if solution is not None:
+                solution = finish(solution)
                 self._report(remember(solution, self.constraints, x, 0.0, self.options))
                 return solution
         return super().solve(y, x, relax)
@@ -137,27 +139,19 @@ class SnareLayer(Layer):
         return self.weights
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
-        solution = self._steadily(self._repair, y, x, relax)
-        assert solution is not None
-        return solution
-
-    def _repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
+        inner, finish = self._steady(y)
         if not self.descends:
-            return repair_with(self.options, self.constraints, y, x, relax, self.weights)
-        first = self.descend(y, x)
-        return repair_with(self.options, self.constraints, first, x, relax, self.weights, near=y)._replace(raw=y)
+            return finish(repair_with(self.options, self.constraints, inner, x, relax, self.weights))
+        first = self.descend(inner, x)
+        found = repair_with(self.options, self.constraints, first, x, relax, self.weights, near=inner)
+        return finish(found._replace(raw=y))
 
-    def _steadily(self, way: Callable[..., Solution | None], y: Tensor, *rest: Any) -> Solution | None:
-        """What is found that way, whose gradients are limited if they are to be; a compiled call has no hooks."""
+    def _steady(self, y: Tensor) -> tuple[Tensor, Callable[[Solution], Solution]]:
+        """`steady`, if gradients are to be limited; a compiled call has no hooks."""
         asked = self.training and self.limits_gradients and not torch.compiler.is_compiling()
-        if not asked or not isinstance(y, Tensor) or y.ndim != 2 or not y.requires_grad or not torch.is_grad_enabled():
-            return way(y, *rest)
-        inner, limit = steady(y, self.weights)
-        solution = way(inner, *rest)
-        if solution is None:
-            return None
-        limit(solution.value)
-        return solution._replace(raw=y)
+        if asked and isinstance(y, Tensor) and y.ndim == 2 and y.requires_grad and torch.is_grad_enabled():
+            return steady(y, self.weights)
+        return y, lambda solution: solution
 
     def descend(self, y: Tensor, x: Any) -> Tensor:
         """(B, n) the points that are repaired: the predictions, or a step down the objective from there."""

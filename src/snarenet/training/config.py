@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from snarenet.layers import Layer, SnareLayer
 from snarenet.model import ConstrainedModel, Units
 from snarenet.problems import Problem
 from snarenet.training import recipes
@@ -70,6 +71,12 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"{name!r} is no field of the training configuration{hint}")
         return dataclasses.replace(self, **changes)
+
+    def build_layer(self, problem: Problem, found: Found | None = None) -> Layer:
+        layer = super().build_layer(problem, found)
+        if isinstance(layer, SnareLayer) and self.proximity != "auto":
+            layer.limits_gradients = False  # a loss by numbers, as in the paper, has its own gradients
+        return layer
 
     def build(
         self, problem: Problem, net: torch.nn.Module | None = None, *, found: Found | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.compiled import at_once
-from snarenet.layers import Layer, SnareLayer, SoftLayer
+from snarenet.layers import Layer, SoftLayer
 from snarenet.layers.proximity import REACH, proximity
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
@@ -92,8 +92,6 @@ class Stepper:
         self, model: ConstrainedModel, problem: Problem, config: TrainConfig, group: Group, seeds: int = 1
     ) -> None:
         self.model, self.problem, self.config, self.group, self.seeds = model, problem, config, group, seeds
-        if config.proximity != "auto" and isinstance(model.layer, SnareLayer):
-            model.layer.limits_gradients = False  # the loss as it is asked for, and as it is in the paper
         soft = SoftLayer(model.layer.constraints, tol=config.tol, on_failure="ignore")
         self.unrepaired = ConstrainedModel(
             model.net, soft, model.units
