@@ -32,11 +32,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) solve(
 extern "C" __global__ void push(const int* places, const real* values, const real* v, real* out) {
   const Plan plan = plan_of(places);
   long long sample = blockIdx.x;
-  times(plan, values + sample * plan.nonzeros, v + sample * plan.columns, out + sample * plan.rows);
+  row_sums(plan, values + sample * plan.nonzeros, v + sample * plan.columns, [&](int i, real sum) { out[sample * plan.rows + i] = sum; });
 }
 
 extern "C" __global__ void pull(const int* places, const real* values, const real* w, real* out) {
   const Plan plan = plan_of(places);
   long long sample = blockIdx.x;
-  transposed<false>(plan, values + sample * plan.nonzeros, w + sample * plan.rows, out + sample * plan.columns);
+  column_sums(plan, values + sample * plan.nonzeros, w + sample * plan.rows, [&](int j, real sum) { out[sample * plan.columns + j] = sum; });
 }

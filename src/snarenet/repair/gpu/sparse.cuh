@@ -13,7 +13,8 @@ struct Plan {
   int entries, pooled, kept, levels, largest;  // of its lower half, of the pool, of the factor; of the tree; a front's
   int slots;                                   // borders of all fronts together
   const int *row, *col, *row_start;            // of each nonzero, row by row; where the rows begin
-  const int *col_start, *col_entry, *col_row;  // the nonzeros of each column, and their rows
+  const int *column, *col_start;               // the columns, those of most nonzeros first; where these begin
+  const int *col_entry, *col_row;              // the nonzeros of the columns in that order, and their rows
   const int *entry, *start, *first, *second;   // the entries, those of most products first; the products of each
   const int *node;                             // its node if it is on the diagonal, else -1
   const int *level;                            // where its large fronts begin, its small ones, and the next level's
@@ -25,7 +26,7 @@ __device__ inline Plan plan_of(const int* n) {
   const int* at = n + 11;
   return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n + at[0], n + at[1], n + at[2], n + at[3],
           n + at[4], n + at[5], n + at[6], n + at[7], n + at[8], n + at[9], n + at[10], n + at[11], n + at[12], n + at[13],
-          n + at[14], n + at[15], n + at[16], n + at[17], n + at[18]};
+          n + at[14], n + at[15], n + at[16], n + at[17], n + at[18], n + at[19]};
 }
 
 // A front: `pivots` are eliminated, `border` nodes stay; where its pivots, nodes, rounds, factor, what it leaves, and its
@@ -71,6 +72,26 @@ __device__ void ahead(int first, int end, int step, Load load, Use use) {
     for (int u = 0; u < AHEAD; u++)
       if (first + u * step < end) use(first + u * step, found[u]);
   }
+}
+
+// sum + term(t) for first <= t < end, in order. A thread waits for memory once for several of them.
+template <int MANY, typename Sum, typename Term>
+__device__ inline void add_some(Sum& sum, int& first, int end, Term term) {
+  for (; first + MANY <= end; first += MANY) {
+    Sum found[MANY];
+#pragma unroll
+    for (int u = 0; u < MANY; u++) found[u] = term(first + u);
+#pragma unroll
+    for (int u = 0; u < MANY; u++) sum += found[u];
+  }
+}
+template <typename Sum, typename Term>
+__device__ inline Sum sum_of(Sum sum, int first, int end, Term term) {
+  add_some<8>(sum, first, end, term);
+  add_some<4>(sum, first, end, term);
+  add_some<2>(sum, first, end, term);
+  add_some<1>(sum, first, end, term);
+  return sum;
 }
 
 // visit(front, team, number of the team) for all fronts, level by level, upwards or downwards.
@@ -144,7 +165,7 @@ struct Sample {
   real *trial, *rest, *left;               // and three times rows
   real *partial;                           // in shared memory: a number a thread,
   real* vector;                            // the vector of a front, or of one a warp; and, if there is room,
-  real* fronts;                            // a front, or one a warp if they are small, each with two more columns
+  real* fronts;                            // a front, or one a warp if they are small, each with four more columns
 };
 
 // Numbers that `vector` has room for; `sparse.py` knows, too.
@@ -155,7 +176,7 @@ __device__ inline int vectors(const Plan& plan) {
 
 // Where a team has its front, in `of.fronts`.
 __device__ inline real* place_of(const Sample& of, const Team& team, int number) {
-  return of.fronts + (team.block ? 0 : number * (SMALL * SMALL + 2 * SMALL));
+  return of.fronts + (team.block ? 0 : number * (SMALL * SMALL + 4 * SMALL));
 }
 
 // What all threads of a block share, at the beginning of its memory: 50 pointers would leave a thread few registers.
@@ -231,40 +252,63 @@ __device__ void assemble(const Plan& plan, const Front& f, const Team& team, con
   team.sync();
 }
 
-// Eliminates the pivots of F, L D L' of its lower half. What is left of it: D on the diagonal of the pivots, the inverse of L
-// in place of L, and the Schur complement. False if a pivot is not positive. `column` has room for two columns: the one
-// that is eliminated is read from there, as its place is overwritten meanwhile.
-__device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* column) {
+// Row k + 1 loses its share of row k, and gets its pivot.
+__device__ inline void finish_row(const Team& team, int k, int s, real* F, real share, real diagonal) {
+  real *first = F + k * s, *second = first + s;
+  TEAM_EACH(j, 0, k + 2) second[j] = j < k ? second[j] - share * first[j] : j == k ? -share : diagonal;
+}
+
+// Eliminates the pivots of F, L D L' of its lower half, two at a time. What is left of it: D on the diagonal of the pivots,
+// the inverse of L in place of L, and the Schur complement. False if a pivot is not positive. `columns` has room for four:
+// c1 and c2, which are eliminated, are read from there, as their places are overwritten meanwhile, and so are the next two.
+// Rows below lose a times row k and b times row k + 1, [a b] = [c1 c2] A^-1 with the block A of both pivots. Row k + 1
+// is that of before: it loses its own share of row k a turn later, when nobody reads it any more.
+__device__ bool eliminate(int s, int pivots, const Team& team, real* F, real* columns) {
   const Tile tile = tile_of(team);
-  TEAM_EACH(i, 0, s) column[i] = F[i * s];
+  TEAM_EACH(i, 0, s) columns[i] = F[i * s], columns[s + i] = F[i * s + (pivots > 1)];
   team.sync();
-  for (int k = 0; k < pivots; k++) {
-    const real *__restrict__ mine = column + (k & 1) * s, *__restrict__ above = F + k * s;
-    real *__restrict__ next = column + (1 - (k & 1)) * s, pivot = mine[k];
-    if (!(pivot > 0 && pivot < (real)INFINITY)) return false;
-    real inverse = 1 / pivot;
-    for (int top = k + 1 + tile.down; top < s && tile.down < tile.high; top += AHEAD * tile.high) {  // so many rows at a time
-      real factor[AHEAD];
+  real share = 0, diagonal = 1;  // of row k + 1: of row k, and its pivot
+  for (int k = 0, turn = 0; k < pivots; k += 2, turn = 1 - turn) {
+    bool two = k + 1 < pivots;
+    const real *__restrict__ c1 = columns + 2 * turn * s, *__restrict__ c2 = c1 + s;
+    const real *__restrict__ above = F + k * s, *__restrict__ below = above + (two ? s : 0);
+    real *__restrict__ next = columns + 2 * (1 - turn) * s, p = c1[k], inverse = 1 / p;
+    if (k > 0) finish_row(team, k - 2, s, F, share, diagonal);
+    share = two ? c1[k + 1] * inverse : (real)0, diagonal = two ? c2[k + 1] - c1[k + 1] * share : (real)1;
+    if (!(p > 0 && p < (real)INFINITY && diagonal > 0 && diagonal < (real)INFINITY)) return false;
+    real other = two ? 1 / diagonal : (real)0;
+    for (int top = k + 1 + two + tile.down; top < s && tile.down < tile.high; top += AHEAD * tile.high) {  // so many rows at a time
+      real a[AHEAD], b[AHEAD];
       int last = least(top + (AHEAD - 1) * tile.high, s - 1);
 #pragma unroll
-      for (int u = 0; u < AHEAD; u++) factor[u] = mine[least(top + u * tile.high, s - 1)] * inverse;
+      for (int u = 0; u < AHEAD; u++) {
+        int i = least(top + u * tile.high, s - 1);
+        b[u] = two ? (c2[i] - share * c1[i]) * other : (real)0, a[u] = c1[i] * inverse - share * b[u];
+      }
       TILE_COLUMNS(j, last + 1) {
-        real other = j < k ? above[j] : j == k ? (real)1 : mine[j], found[AHEAD];
+        bool one = j == k, another = two && j == k + 1;
+        real x = j < k ? above[j] : one ? (real)1 : another ? (real)0 : c1[j], found[AHEAD];
+        real y = j < k ? below[j] : another ? (real)1 : one || !two ? (real)0 : c2[j];
 #pragma unroll
         for (int u = 0; u < AHEAD; u++) {
           int i = least(top + u * tile.high, s - 1);
-          found[u] = (j == k ? (real)0 : F[i * s + j]) - factor[u] * other;
+          found[u] = (one || another ? (real)0 : F[i * s + j]) - a[u] * x - b[u] * y;
         }
 #pragma unroll
         for (int u = 0; u < AHEAD; u++) {
           int i = top + u * tile.high;
           if (i < s && j <= i) {
             F[i * s + j] = found[u];
-            if (j == k + 1) next[i] = found[u];
+            if (j == k + 2) next[i] = found[u];
+            if (j == k + 3) next[s + i] = found[u];
           }
         }
       }
     }
+    team.sync();
+  }
+  if (pivots > 1 && pivots % 2 == 0) {
+    finish_row(team, pivots - 2, s, F, share, diagonal);
     team.sync();
   }
   return true;
@@ -292,27 +336,26 @@ __device__ void keep(const Front& f, const Team& team, const Sample& of, const r
 // precision gets the smallest shift that it needs, a share of its mean diagonal from `least` on, up to `most`.
 __device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, double least, double most) {
   struct Scaled {
-    real value, by;
+    real value, weight, damping;
   };
-  int thread = threadIdx.x, threads = blockDim.x;
+  real mine = 0;  // squares of this thread's nonzeros
   ahead(
-      thread, plan.nonzeros, threads,
-      [&](int e) { return Scaled{of.values[e], of.weights ? of.weights[plan.col[e]] : (real)1}; },
-      [&](int e, const Scaled& found) { of.K[e] = found.value * sqrt(found.by); });
-  __syncthreads();
-  real squares = total(plan.nonzeros, of.partial, [&](int e) { return of.K[e] * of.K[e]; });
+      threadIdx.x, plan.nonzeros, blockDim.x,
+      [&](int e) {
+        real weight = of.weights ? of.weights[plan.col[e]] : (real)1;
+        return Scaled{of.values[e], weight, plan.primal ? of.damping[plan.row[e]] : (real)1};
+      },
+      [&](int e, const Scaled& found) {
+        real value = found.value * sqrt(found.weight);
+        mine += value * value;
+        of.K[e] = plan.primal ? value / sqrt(found.damping) : value;
+      });
+  real squares = total(blockDim.x, of.partial, [&](int) { return mine; });
   if (threadIdx.x == 0) *of.length = sqrt(squares / (plan.rows > 0 ? plan.rows : 1));
-  if (plan.primal) {
-    ahead(
-        thread, plan.nonzeros, threads, [&](int e) { return Scaled{of.K[e], of.damping[plan.row[e]]}; },
-        [&](int e, const Scaled& found) { of.K[e] = found.value / sqrt(found.by); });
-    __syncthreads();
-  }
   EACH(e, 0, plan.entries) {
-    real sum = plan.node[e] < 0 ? (real)0 : plan.primal ? (real)1 : of.damping[plan.node[e]];
-#pragma unroll 4
-    for (int t = plan.start[e]; t < plan.start[e + 1]; t++) sum += of.K[plan.first[t]] * of.K[plan.second[t]];
-    of.pool[plan.entry[e]] = sum;
+    int node = plan.node[e], at = plan.entry[e];
+    real first = node < 0 ? (real)0 : plan.primal ? (real)1 : of.damping[node];
+    of.pool[at] = sum_of(first, plan.start[e], plan.start[e + 1], [&](int t) { return of.K[plan.first[t]] * of.K[plan.second[t]]; });
   }
   __syncthreads();
   real shift = 0, mean = 0;
@@ -338,29 +381,28 @@ __device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, doubl
 
 // ---- products
 
-// out = J v, for the rows of one sample
-__device__ void times(const Plan& plan, const real* values, const real* v, real* out) {
-  EACH(i, 0, plan.rows) {
-    real sum = 0;
-#pragma unroll 4
-    for (int e = plan.row_start[i]; e < plan.row_start[i + 1]; e++) sum += values[e] * v[plan.col[e]];
-    out[i] = sum;
-  }
+// finish(i, (J v)_i) for the rows of one sample
+template <typename Finish>
+__device__ void row_sums(const Plan& plan, const real* values, const real* v, Finish finish) {
+  EACH(i, 0, plan.rows)
+    finish(i, sum_of((real)0, plan.row_start[i], plan.row_start[i + 1], [&](int e) { return values[e] * v[plan.col[e]]; }));
 }
 
-// out = J'w, or |J|'|w|
-template <bool ABSOLUTE>
-__device__ void transposed(const Plan& plan, const real* values, const real* w, real* out) {
-  EACH(j, 0, plan.columns) {
-    real sum = 0;
-#pragma unroll 4
-    for (int t = plan.col_start[j]; t < plan.col_start[j + 1]; t++) {
-      real term = values[plan.col_entry[t]] * w[plan.col_row[t]];
-      sum += ABSOLUTE ? fabs(term) : term;
-    }
-    out[j] = sum;
-  }
+// finish(j, (J'w)_j) for its columns, those of most nonzeros first; `Sum` is a number, or `Sized`
+template <typename Sum = real, typename Finish>
+__device__ void column_sums(const Plan& plan, const real* values, const real* w, Finish finish) {
+  EACH(c, 0, plan.columns)
+    finish(plan.column[c], sum_of(Sum(), plan.col_start[c], plan.col_start[c + 1], [&](int t) {
+      return Sum(values[plan.col_entry[t]] * w[plan.col_row[t]]);
+    }));
 }
+
+// A sum, and that of the sizes of its terms.
+struct Sized {
+  real sum, size;
+  __device__ Sized(real term = 0) : sum(term), size(fabs(term)) {}
+  __device__ void operator+=(const Sized& other) { sum += other.sum, size += other.size; }
+};
 
 // ---- solve
 
@@ -403,36 +445,35 @@ __device__ __noinline__ void once(const Plan& plan, const Sample& of, const real
   }
   EACH(i, 0, plan.rows) of.scaled[i] = rhs[i] / of.damping[i];
   __syncthreads();
-  transposed<false>(plan, of.values, of.scaled, of.x);
+  column_sums(plan, of.values, of.scaled, [&](int j, real sum) { of.x[j] = of.weights ? sum * sqrt(of.weights[j]) : sum; });
   __syncthreads();
-  if (of.weights) {
-    EACH(j, 0, plan.columns) of.x[j] *= sqrt(of.weights[j]);
-    __syncthreads();
-  }
   substitute(plan, of);
   if (of.weights) {
     EACH(j, 0, plan.columns) of.x[j] *= sqrt(of.weights[j]);
     __syncthreads();
   }
-  times(plan, of.values, of.x, out);
-  __syncthreads();
-  EACH(i, 0, plan.rows) out[i] = of.scaled[i] - out[i] / of.damping[i];
+  row_sums(plan, of.values, of.x, [&](int i, real sum) { out[i] = of.scaled[i] - sum / of.damping[i]; });
   __syncthreads();
 }
 
-// out = rhs - the system's matrix times w; returns its length
-__device__ __noinline__ real residual(const Plan& plan, const Sample& of, const real* rhs, const real* w, real* out) {
-  transposed<false>(plan, of.values, w, of.across);
-  __syncthreads();
-  if (of.weights) {
-    EACH(j, 0, plan.columns) of.across[j] *= of.weights[j];
-    __syncthreads();
-  }
-  times(plan, of.values, of.across, out);
-  __syncthreads();
-  EACH(i, 0, plan.rows) out[i] = rhs[i] - (out[i] + of.damping[i] * w[i]);
-  __syncthreads();
-  return sqrt(total(plan.rows, of.partial, [&](int i) { return out[i] * out[i]; }));
+// out = rhs - the system's matrix times w; its length, and that of what is added up in J'w, in the metric
+__device__ __noinline__ Sized residual(const Plan& plan, const Sample& of, const real* rhs, const real* w, real* out) {
+  real mine = 0;  // squares of this thread's columns
+  column_sums<Sized>(plan, of.values, w, [&](int j, const Sized& found) {
+    real weight = of.weights ? of.weights[j] : (real)1;
+    of.across[j] = found.sum * weight;
+    mine += found.size * found.size * weight;
+  });
+  Sized length;
+  length.size = sqrt(total(blockDim.x, of.partial, [&](int) { return mine; }));
+  mine = 0;  // of its rows
+  row_sums(plan, of.values, of.across, [&](int i, real sum) {
+    real left = rhs[i] - (sum + of.damping[i] * w[i]);
+    out[i] = left;
+    mine += left * left;
+  });
+  length.sum = sqrt(total(blockDim.x, of.partial, [&](int) { return mine; }));
+  return length;
 }
 
 // found = the system's inverse times rhs, refined until its backward error is one of rounding or no longer halves, at most
@@ -441,18 +482,14 @@ __device__ __noinline__ void solve_refined(
     const Plan& plan, const Sample& of, const real* rhs, real* found, int refinements, double rounding) {
   once(plan, of, rhs, found);
   if (refinements == 0) return;
-  transposed<true>(plan, of.values, found, of.across);  // the size of the numbers that cancel in a residual
-  __syncthreads();
-  real reach = sqrt(total(plan.columns, of.partial, [&](int j) {
-    return of.across[j] * of.across[j] * (of.weights ? of.weights[j] : (real)1);
-  }));
-  reach = sqrt(total(plan.rows, of.partial, [&](int i) { return rhs[i] * rhs[i]; })) + *of.length * reach;
-  real goal = (real)rounding * reach, size = residual(plan, of, rhs, found, of.rest);
+  real given = sqrt(total(plan.rows, of.partial, [&](int i) { return rhs[i] * rhs[i]; }));
+  const Sized first = residual(plan, of, rhs, found, of.rest);
+  real goal = (real)rounding * (given + *of.length * first.size), size = first.sum;  // by the numbers that cancel
   for (int k = 0; k < refinements && size > goal; k++) {
     once(plan, of, of.rest, of.trial);
     EACH(i, 0, plan.rows) of.trial[i] += found[i];
     __syncthreads();
-    real now = residual(plan, of, rhs, of.trial, of.left);
+    real now = residual(plan, of, rhs, of.trial, of.left).sum;
     if (!(now < size)) break;
     EACH(i, 0, plan.rows) found[i] = of.trial[i], of.rest[i] = of.left[i];
     __syncthreads();

@@ -25,7 +25,7 @@ from snarenet.repair.gpu.nvrtc import Argument
 THREADS = 256  # of a block, and twice as many where factors are large
 WARP = 32  # threads that take a small front together
 _MERGING = (0.0, 0.03, 0.1, 0.3, 1.0)  # what a front may be taken to cost when fronts are merged: little, beside a CPU
-_SMALL = 24  # the most nodes of a small front
+_SMALL = 32  # the most nodes of a small front
 _LARGE = 50_000  # entries of a large factor
 _SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
@@ -56,10 +56,12 @@ class KernelSystems:
         self._making, self._solving, self._vectors = pooled + len(normal.row), 2 * core.size + slots, 4 * rows + columns
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
-        by_column, (tables, others) = np.argsort(col, kind="stable"), fronts
+        column = np.argsort(-np.bincount(col, minlength=columns), kind="stable")  # neighbours do not wait for others
+        rank = np.argsort(column)[col]
+        by_column, (tables, others) = np.argsort(rank, kind="stable"), fronts
         numbers = [normal.form == "primal", rows, columns, len(row), core.size, core.entries, pooled, self.kept]
         numbers += [len(levels) // 2, self.largest, slots]
-        arrays = [row, col, _starts(row, rows), _starts(col, columns), by_column, row[by_column]]
+        arrays = [row, col, _starts(row, rows), column, _starts(rank, columns), by_column, row[by_column]]
         arrays += [*_products(*core.products(), core.entries), levels, *tables, *others]
         self._tables = sum(map(len, tables)) + len(levels)
         self._plan, self._rows = _packed(numbers, arrays), len(numbers) + len(arrays)
@@ -114,7 +116,7 @@ class KernelSystems:
         return max(made, 0 if inside & _VECTORS else self._solving + self._vectors)
 
     def _at_work(self) -> int:
-        """Numbers of the fronts that are worked on at a time, each with two more columns."""
+        """Numbers of the fronts that are worked on at a time, each with four more columns."""
         return max(self.threads // WARP * _front(_SMALL), _front(self.largest))
 
     def shift(self, like: Tensor) -> float:
@@ -247,8 +249,8 @@ def _starts(index: np.ndarray, size: int) -> np.ndarray:
 
 
 def _front(size: int) -> int:
-    """Numbers of a front with two more columns."""
-    return size**2 + 2 * size
+    """Numbers of a front with four more columns."""
+    return size**2 + 4 * size
 
 
 def _latency(tree: Tree) -> float:

@@ -61,20 +61,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) step(
   __syncthreads();
   bool done = factorise(plan, of, least, most);
   if (threadIdx.x == 0) info[sample] = !done;
-  if (first) times(plan, values, d, left);
-  __syncthreads();
-  EACH(i, 0, plan.rows) {
-    real r = all || violated[first + i] ? residual[first + i] : (real)0;
-    left[i] = first ? r - left[i] : r;
-  }
+  auto wanted = [&](int i) { return all || violated[first + i] ? residual[first + i] : (real)0; };
+  if (first) row_sums(plan, values, d, [&](int i, real sum) { left[i] = wanted(i) - sum; });
+  else EACH(i, 0, plan.rows) left[i] = wanted(i);
   __syncthreads();
   solve_refined(plan, of, left, w, refinements, rounding);
-  transposed<false>(plan, values, w, of.across);
-  __syncthreads();
-  EACH(j, 0, plan.columns) {
-    real move = first ? d[j] + weights[j] * of.across[j] : of.across[j];
+  column_sums(plan, values, w, [&](int j, real sum) {
+    real move = first ? d[j] + weights[j] * sum : sum;
     d[j] = move, trial[j] = position[j] - move;
-  }
+  });
   EACH(i, 0, plan.rows) {
     left[i] = damping[i] * w[i];
     of.rest[i] = residual[first + i] / scale[i];
@@ -89,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) step(
   size = sqrt(size);
   bool flat = length_of_d * (first + plan.rows + lambda) <= negligible * size && size < (real)INFINITY;
   if (flat) {  // the same for all threads; made certain by the gradient itself
-    transposed<false>(plan, values, of.rest, of.across);
+    column_sums(plan, values, of.rest, [&](int j, real sum) { of.across[j] = sum; });
     __syncthreads();
     real gradient = total(plan.columns, of.partial, [&](int j) {
       real g = of.across[j] + (first ? residual[j] / unit(units, given, j) : (real)0);
@@ -216,16 +211,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) adjoint(
   real lambda = level[own ? sample : 0];
   EACH(j, 0, plan.columns) e[j] = first ? v[j] * of.weights[j] : v[j];
   __syncthreads();
-  times(plan, of.values, e, q);
+  row_sums(plan, of.values, e, [&](int i, real sum) { q[i] = sum; });
   __syncthreads();
   solve_refined(plan, of, q, p, refinements, rounding);
   __syncthreads();
-  transposed<false>(plan, of.values, p, of.across);
-  __syncthreads();
-  EACH(j, 0, plan.columns) {
-    real u = v[j] - of.across[j];
+  column_sums(plan, of.values, p, [&](int j, real sum) {
+    real u = v[j] - sum;
     e[j] = first ? u * of.weights[j] : u;
     if (first) box[j] = violated[j] ? u / (unit(units, given, j) * (1 + lambda)) : (real)0;
-  }
+  });
   EACH(i, 0, plan.rows) q[i] = violated[first + i] ? p[i] : (real)0;
 }
