@@ -1,7 +1,9 @@
 // CUDA on a CPU, for tests: a block is a group of threads with a barrier, blocks come one after the other.
 #include <barrier>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -14,6 +16,15 @@ static char* emulated_memory;
 static std::barrier<>* emulated_barrier;
 static void __syncthreads() { emulated_barrier->arrive_and_wait(); }
 static void __syncwarp() {}  // a warp is one thread
+static struct { std::mutex mutex; std::condition_variable changed; int waiting, turn; } emulated_named[16];
+static void emulated_wait(int name, int threads) {
+  auto& barrier = emulated_named[name];
+  std::unique_lock lock(barrier.mutex);
+  int turn = barrier.turn;
+  if (++barrier.waiting == threads) barrier.waiting = 0, barrier.turn++, barrier.changed.notify_all();
+  else barrier.changed.wait(lock, [&] { return barrier.turn != turn; });
+}
+#define NAMED_BARRIER(name, threads) emulated_wait(name, threads)
 static void atomicOr(unsigned* at, unsigned bits) { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 

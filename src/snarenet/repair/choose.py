@@ -115,7 +115,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     kernels = on_pattern is kernel_systems and not damping.searches and (units is None or damping.relative)
     kind, loop = (KernelSpace, KernelLoop) if kernels else (OutputSpace, Loop)
     space = kind(
-        eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room), on_pattern,
+        eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room(y.device)), on_pattern,
         damping.relative, units,
     )  # fmt: skip
     return Choice(loop(space, damping, options.tol, options.max_steps), lower, upper)
@@ -194,7 +194,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
     space = BoundedSpace(
-        others, least.detach(), most.detach(), rows, scaled, Budget(options.room), _systems(instance), scale
+        others, least.detach(), most.detach(), rows, scaled, Budget(options.room(y.device)), _systems(instance), scale
     )
     return Choice(Loop(space, options.rule, options.tol, options.max_steps), lower, upper), y
 

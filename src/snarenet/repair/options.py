@@ -20,7 +20,8 @@ Rows = Literal["auto", "all", "active"]
 Solver = Literal["auto"] | ConjugateGradients
 Store = Literal["auto"] | bool
 
-_STORE_BYTES = 2**30  # factors kept for the backward pass when `store_factors="auto"`
+_STORE_BYTES = 2**30  # factors kept for the backward pass when `store_factors="auto"`, or on a GPU
+_STORE_SHARE = 32  # this part of its memory, if that is more
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,13 @@ class Options:
         """The matrix-free solver, if one was asked for."""
         return self.solver if isinstance(self.solver, ConjugateGradients) else None
 
-    @property
-    def room(self) -> float:
+    def room(self, device: torch.device) -> float:
         """Bytes that may be spent on keeping factors for the backward pass."""
-        return _STORE_BYTES if self.store_factors == "auto" else math.inf if self.store_factors else 0
+        if self.store_factors != "auto":
+            return math.inf if self.store_factors else 0
+        if device.type != "cuda" or torch.compiler.is_compiling():
+            return _STORE_BYTES
+        return max(_STORE_BYTES, torch.cuda.get_device_properties(device).total_memory // _STORE_SHARE)
 
 
 def check_count(name: str, value: object, least: int = 0) -> None:

@@ -81,7 +81,8 @@ def repair(
         scale: (n,) a typical size of each variable, or how far it spreads: the same as weights = 1 / scale**2.
         solver: "auto" chooses direct linear algebra by structure; `ConjugateGradients()` never forms J, for large
             problems.
-        store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB.
+        store_factors: keep each step's factor for the backward pass, or compute it again; "auto" keeps up to 1 GiB,
+            or on a GPU a thirty-second of its memory if that is more.
         dtype: precision of the repair, float64 unless given. Values come back in the dtype of y, but at least in
             float32; a tolerance that this cannot hold is judged by what it can, with a `PrecisionWarning`.
         nearest: deprecated, the iterations of `start=Nearest(nearest)`.

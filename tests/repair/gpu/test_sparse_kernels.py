@@ -168,12 +168,25 @@ def test_what_is_in_shared_memory_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_threads_that_share_sums(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """With fronts that are all of them a block's, of few pivots or of many."""
-    monkeypatch.setattr(sparse, "_SMALL", 0)
+    monkeypatch.setattr(sparse, "_TEAMS", {})
     for threads, (rows, columns, density) in ((4, (30, 40, 0.08)), (64, (9, 60, 0.5)), (64, (30, 40, 0.08))):
         monkeypatch.setattr(sparse, "THREADS", threads if device == "cpu" else 4 * threads)
         of = systems(rows, columns, "dual", density=density)
         given, rhs = data(of, 2, device), draw(2, rows, seed=1).to(device)
         assert_equal(of.factor(*given).solve(rhs), torch.linalg.solve(matrix(of, *given), rhs), 1e-11)
+
+
+@pytest.mark.parametrize("teams", [{3: 1, 6: 2}, {6: 2}, {3: 1}, {100: 1}])
+def test_teams_of_warps(monkeypatch: pytest.MonkeyPatch, device: str, teams: dict[int, int]) -> None:
+    """Fronts of a level side by side, each taken by one warp or by several; the result is that of other teams."""
+    if device == "cpu":
+        monkeypatch.setattr(sparse, "THREADS", 8)  # warps of one thread
+    expected = systems(40, 60, "primal")
+    monkeypatch.setattr(sparse, "_TEAMS", teams)
+    of = systems(40, 60, "primal")
+    given, rhs = data(of, 2, device), draw(2, 40, seed=1).to(device)
+    assert_equal(of.factor(*given).solve(rhs), expected.factor(*given).solve(rhs), 1e-12)
+    assert_equal(of.factor(*given).solve(rhs), torch.linalg.solve(matrix(of, *given), rhs), 1e-11)
 
 
 def test_a_large_factor_has_more_threads(monkeypatch: pytest.MonkeyPatch, device: str) -> None:

@@ -15,6 +15,9 @@ typedef REAL real;
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
 #endif
+#ifndef NAMED_BARRIER
+#define NAMED_BARRIER(name, threads) asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory")
+#endif
 #define EACH(i, first, count) for (int i = (first) + (int)threadIdx.x; i < (count); i += (int)blockDim.x)
 
 __device__ inline int least(int a, int b) { return a < b ? a : b; }

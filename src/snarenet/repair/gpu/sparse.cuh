@@ -1,7 +1,7 @@
 // Systems diag(damping) + J W^-1 J' on one sparse pattern, a block of threads a sample. What is solved, in which form and
-// with how much refinement says linalg/sparse.py. Fronts (linalg/fronts.py) come level by level: the large ones of a level
-// one after the other, a block each, then the small ones side by side, a warp each. Every sum has one order, so that
-// results can be reproduced to the last bit.
+// with how much refinement says linalg/sparse.py. Fronts (linalg/fronts.py) come stage by stage: those of a level of about the
+// same size, side by side, each taken by a team of some warps. Every sum has one order, so that results can be reproduced
+// to the last bit.
 
 #pragma once
 
@@ -10,14 +10,14 @@
 // What follows from the pattern: numbers, then arrays, each where the numbers after the first eleven say (`sparse.py`).
 struct Plan {
   int primal, rows, columns, nonzeros, size;   // of J, and of the matrix that is factored
-  int entries, pooled, kept, levels, largest;  // of its lower half, of the pool, of the factor; of the tree; a front's
+  int entries, pooled, kept, stages, at_hand;  // of its lower half, of the pool, of the factor; of the tree; `vector`'s
   int slots;                                   // borders of all fronts together
   const int *row, *col, *row_start;            // of each nonzero, row by row; where the rows begin
   const int *column, *col_start;               // the columns, those of most nonzeros first; where these begin
   const int *col_entry, *col_row;              // the nonzeros of the columns in that order, and their rows
   const int *entry, *start, *first, *second;   // the entries, those of most products first; the products of each
   const int *node;                             // its node if it is on the diagonal, else -1
-  const int *level;                            // where its large fronts begin, its small ones, and the next level's
+  const int *stage;                            // three numbers each: its first front, warps of a team, nodes of a front
   const int *front, *nodes;                    // `Front`s, and their nodes, pivots before border
   const int *slot_start, *slot;                // the slots of each node: in whose borders it is; the tables' last
   const int *round_start, *target, *source;    // of what is added to a front: its place, and that in the pool
@@ -40,11 +40,14 @@ __device__ inline Front front_of(const Plan& plan, int k) {
   return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]};
 }
 
-// Threads that work on one front: the whole block, or a warp of it.
+// Threads that work on one front: some warps of a block, its team of this number, or all of it.
 struct Team {
-  int rank, size;
-  bool block;
-  __device__ void sync() const { if (block) __syncthreads(); else __syncwarp(); }
+  int rank, size, number;
+  __device__ void sync() const {
+    if (size == WARP) __syncwarp();
+    else if (size == (int)blockDim.x) __syncthreads();
+    else NAMED_BARRIER(1 + number, size);
+  }
 };
 #define TEAM_EACH(i, first, count) for (int i = (first) + team.rank; i < (count); i += team.size)
 
@@ -94,15 +97,14 @@ __device__ inline Sum sum_of(Sum sum, int first, int end, Term term) {
   return sum;
 }
 
-// visit(front, team, number of the team) for all fronts, level by level, upwards or downwards.
+// visit(front, team, room) for all fronts, stage by stage, upwards or downwards: a team's room is for so many nodes.
 template <typename Visit>
 __device__ void each_front(const Plan& plan, bool up, Visit visit) {
-  Team block = {(int)threadIdx.x, (int)blockDim.x, true}, warp = {(int)threadIdx.x % WARP, WARP, false};
-  int mine = threadIdx.x / WARP, warps = blockDim.x / WARP;
-  for (int step = 0; step < plan.levels; step++) {
-    const int* level = plan.level + 2 * (up ? step : plan.levels - 1 - step);
-    for (int k = level[0]; k < level[1]; k++) visit(front_of(plan, k), block, 0);
-    for (int k = level[1] + mine; k < level[2] && mine < warps; k += warps) visit(front_of(plan, k), warp, mine);
+  for (int step = 0; step < plan.stages; step++) {
+    const int* stage = plan.stage + 3 * (up ? step : plan.stages - 1 - step);
+    int size = stage[1] * WARP, teams = blockDim.x / size, end = stage[3];
+    Team team = {(int)threadIdx.x % size, size, (int)threadIdx.x / size};
+    for (int k = stage[0] + team.number; k < end && team.number < teams; k += teams) visit(front_of(plan, k), team, stage[2]);
     __syncthreads();
   }
 }
@@ -164,20 +166,9 @@ struct Sample {
   real *across, *scaled;                   // columns, rows,
   real *trial, *rest, *left;               // and three times rows
   real *partial;                           // in shared memory: a number a thread,
-  real* vector;                            // the vector of a front, or of one a warp; and, if there is room,
-  real* fronts;                            // a front, or one a warp if they are small, each with four more columns
+  real* vector;                            // the vector of a front for every team; and, if there is room,
+  real* fronts;                            // its front, with four more columns
 };
-
-// Numbers that `vector` has room for; `sparse.py` knows, too.
-__device__ inline int vectors(const Plan& plan) {
-  int warps = blockDim.x / WARP * SMALL;
-  return warps > plan.largest ? warps : plan.largest;
-}
-
-// Where a team has its front, in `of.fronts`.
-__device__ inline real* place_of(const Sample& of, const Team& team, int number) {
-  return of.fronts + (team.block ? 0 : number * (SMALL * SMALL + 4 * SMALL));
-}
 
 // What all threads of a block share, at the beginning of its memory: 50 pointers would leave a thread few registers.
 struct Work {
@@ -196,10 +187,10 @@ __device__ Work& set_up(
   shared += WORK / sizeof(real);
   const Plan given = plan_of(places);
   long long sample = blockIdx.x;
-  real* free = shared + blockDim.x + vectors(given);
-  int *tables = (int*)free, count = given.round_start - given.level;
+  real* free = shared + blockDim.x + given.at_hand;
+  int *tables = (int*)free, count = given.round_start - given.stage;
   if (inside & TABLES) {
-    EACH(i, 0, count) tables[i] = given.level[i];
+    EACH(i, 0, count) tables[i] = given.stage[i];
     free += (count * sizeof(int) + sizeof(real) - 1) / sizeof(real);
   }
   real *kept = transfer + sample * given.kept, *T = inside & FACTOR ? free : kept;
@@ -212,9 +203,9 @@ __device__ Work& set_up(
     Sample& of = work.of;
     plan = given;
     if (inside & TABLES) {
-      plan.level = tables, plan.front = tables + (given.front - given.level);
-      plan.nodes = tables + (given.nodes - given.level);
-      plan.slot_start = tables + (given.slot_start - given.level), plan.slot = tables + (given.slot - given.level);
+      plan.stage = tables, plan.front = tables + (given.front - given.stage);
+      plan.nodes = tables + (given.nodes - given.stage);
+      plan.slot_start = tables + (given.slot_start - given.stage), plan.slot = tables + (given.slot - given.stage);
     }
     of.values = values + sample * plan.nonzeros, of.damping = damping + sample * plan.rows;
     of.weights = weights ? weights + sample * plan.columns : nullptr;
@@ -361,8 +352,8 @@ __device__ __noinline__ bool factorise(const Plan& plan, const Sample& of, doubl
   real shift = 0, mean = 0;
   for (double share = least;; share *= 100) {
     bool failed = false;  // of this thread's fronts
-    each_front(plan, true, [&](const Front& f, const Team& team, int number) {
-      real *F = place_of(of, team, number), *column = F + f.all() * f.all();
+    each_front(plan, true, [&](const Front& f, const Team& team, int room) {
+      real *F = of.fronts + team.number * (room * room + 4 * room), *column = F + f.all() * f.all();
       assemble(plan, f, team, of.pool, shift, F);
       if (eliminate(f.all(), f.pivots, team, F, column)) keep(f, team, of, F, column);
       else failed = true;
@@ -408,9 +399,9 @@ struct Sized {
 
 // x = A^-1 x: T b_p = [half; change of b_u] on the way up, where changes wait in slots; x_p = T'[half; x_u] on the way down.
 __device__ __noinline__ void substitute(const Plan& plan, const Sample& of) {
-  each_front(plan, true, [&](const Front& f, const Team& team, int number) {
+  each_front(plan, true, [&](const Front& f, const Team& team, int room) {
     const int *nodes = plan.nodes + f.node, s = f.all();
-    real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
+    real *b = of.vector + team.number * room, *T = of.T + f.factor;
     TEAM_EACH(i, 0, f.pivots) {
       int node = nodes[i];
       real sum = of.x[node];
@@ -422,9 +413,9 @@ __device__ __noinline__ void substitute(const Plan& plan, const Sample& of) {
         team, of.partial, s, f.pivots, [&](int i, int j) { return T[j * s + i] * b[j]; },
         [&](int i, real sum) { (i < f.pivots ? of.half[f.pivot + i] : of.slots[f.slot + i - f.pivots]) = sum; });
   });
-  each_front(plan, false, [&](const Front& f, const Team& team, int number) {
+  each_front(plan, false, [&](const Front& f, const Team& team, int room) {
     const int *nodes = plan.nodes + f.node, s = f.all();
-    real *b = of.vector + (team.block ? 0 : number * SMALL), *T = of.T + f.factor;
+    real *b = of.vector + team.number * room, *T = of.T + f.factor;
     TEAM_EACH(i, 0, s) b[i] = i < f.pivots ? of.half[f.pivot + i] : of.x[nodes[i]];
     team.sync();
     team_sums<true>(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,16 +17,16 @@ from torch import Tensor
 
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import Estimate, SparseFactor, SparseNormal, sparse_normal
-from snarenet.linalg.fronts import Tree, heights, trees
+from snarenet.linalg.fronts import Front, Tree, heights, trees
 from snarenet.linalg.multifrontal import Step
 from snarenet.linalg.sparse import REFINEMENTS, ROUNDING
-from snarenet.repair.gpu import launching
+from snarenet.repair.gpu import launching, nvrtc
 from snarenet.repair.gpu.nvrtc import Argument
 
 THREADS = 256  # of a block, and twice as many where factors are large
-WARP = 32  # threads that take a small front together
+WARP = 32  # threads that need no barrier to wait for each other
 _MERGING = (0.0, 0.03, 0.1, 0.3, 1.0)  # what a front may be taken to cost when fronts are merged: little, beside a CPU
-_SMALL = 32  # the most nodes of a small front
+_TEAMS = {32: 1, 64: 4}  # the most nodes of a front, and how many warps take it at least; larger ones are for a block
 _LARGE = 50_000  # entries of a large factor
 _SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
@@ -47,12 +48,17 @@ class KernelSystems:
         self.normal = normal
         core, (rows, columns) = normal.gram.core, normal.shape
         tree = min(trees(core.cliques.graph(), _MERGING), key=_latency)
-        order, levels = _by_levels(tree)
-        steps, pooled = core.unpadded(tree, order)
-        fronts, slots = _fronts(steps, core.size)
-        self.largest = max((step.size for step in steps if step.size > _SMALL), default=0)
-        self.kept = sum(step.size * step.pivots for step in steps)
+        self.kept = sum(len(front.pivots) * _size(front) for front in tree.fronts)
         self.threads = THREADS * (2 if self.kept > _LARGE else 1)
+        stages = [stage for level in _levels(tree) for stage in _staged(tree, level, self.threads // WARP)]
+        steps, pooled = core.unpadded(tree, [k for stage in stages for k in stage.fronts])
+        fronts, slots = _fronts(steps, core.size)
+        at_a_time = [(self.threads // WARP // stage.warps, stage.largest) for stage in stages]  # teams, nodes
+        self._at_work = max((teams * _front(largest) for teams, largest in at_a_time), default=0)
+        self._at_hand = max((teams * largest for teams, largest in at_a_time), default=0)
+        begin = _starts(np.repeat(np.arange(len(stages)), [len(stage.fronts) for stage in stages]), len(stages))
+        table = np.column_stack([begin[:-1], [(stage.warps, stage.largest) for stage in stages]]).ravel()
+        table = np.append(table, begin[-1])
         self._making, self._solving, self._vectors = pooled + len(normal.row), 2 * core.size + slots, 4 * rows + columns
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
@@ -60,10 +66,10 @@ class KernelSystems:
         rank = np.argsort(column)[col]
         by_column, (tables, others) = np.argsort(rank, kind="stable"), fronts
         numbers = [normal.form == "primal", rows, columns, len(row), core.size, core.entries, pooled, self.kept]
-        numbers += [len(levels) // 2, self.largest, slots]
+        numbers += [len(stages), self._at_hand, slots]
         arrays = [row, col, _starts(row, rows), column, _starts(rank, columns), by_column, row[by_column]]
-        arrays += [*_products(*core.products(), core.entries), levels, *tables, *others]
-        self._tables = sum(map(len, tables)) + len(levels)
+        arrays += [*_products(*core.products(), core.entries), table, *tables, *others]
+        self._tables = sum(map(len, tables)) + len(table)
         self._plan, self._rows = _packed(numbers, arrays), len(numbers) + len(arrays)
         self._on: dict[torch.device, Tensor] = {}
 
@@ -105,19 +111,16 @@ class KernelSystems:
 
     def shared(self, like: Tensor, inside: int) -> int:
         """Bytes of shared memory that a block needs with this `inside`."""
-        size, vectors = like.element_size(), max(self.threads // WARP * _SMALL, self.largest)
+        size = like.element_size()
         solving = self._solving * bool(inside & _SOLVING) + self._vectors * bool(inside & _VECTORS)
         copied = -(-4 * self._tables // size) * bool(inside & _TABLES) + self.kept * bool(inside & _FACTOR)
-        return _WORK + (self.threads + vectors + copied + max(self._at_work() * (inside & _FRONTS), solving)) * size
+        at_work = max(self._at_work * (inside & _FRONTS), solving)
+        return _WORK + (self.threads + self._at_hand + copied + at_work) * size
 
     def room(self, inside: int, making: bool) -> int:
         """Numbers of scratch that a sample needs."""
-        made = self._making + self._at_work() * (not inside & _FRONTS) if making else 0
+        made = self._making + self._at_work * (not inside & _FRONTS) if making else 0
         return max(made, 0 if inside & _VECTORS else self._solving + self._vectors)
-
-    def _at_work(self) -> int:
-        """Numbers of the fronts that are worked on at a time, each with four more columns."""
-        return max(self.threads // WARP * _front(_SMALL), _front(self.largest))
 
     def shift(self, like: Tensor) -> float:
         """The least shift of a singular matrix, as a share of its mean diagonal."""
@@ -216,12 +219,15 @@ def rounding(like: Tensor) -> float:
 
 def start(source: str, name: str, like: Tensor, shared: int, *arguments: Argument, threads: int | None = None) -> None:
     """Start a kernel, a block of threads for every sample of `like` (B, ...)."""
-    threads = threads or THREADS
     if len(like):
-        numbers = _INSIDE | {"BLOCK": threads, "RESIDENT": _resident(like, threads)}
-        numbers |= {"WARP": WARP, "SMALL": _SMALL, "SHARING": _SHARING, "WORK": _WORK}
-        program = launching.load(source, like.dtype, like.device, **numbers)
-        program.launch(name, len(like), threads, shared, arguments)
+        loaded(source, like, threads or THREADS).launch(name, len(like), threads or THREADS, shared, arguments)
+
+
+def loaded(source: str, like: Tensor, threads: int) -> nvrtc.Kernels:
+    """The kernels of a source file for blocks of so many threads."""
+    numbers = _INSIDE | {"BLOCK": threads, "RESIDENT": _resident(like, threads)}
+    numbers |= {"WARP": WARP, "SHARING": _SHARING, "WORK": _WORK}
+    return launching.load(source, like.dtype, like.device, **numbers)
 
 
 def _resident(like: Tensor, threads: int) -> int:
@@ -253,34 +259,54 @@ def _front(size: int) -> int:
     return size**2 + 4 * size
 
 
-def _latency(tree: Tree) -> float:
-    """Microseconds that a block takes for one factor, roughly: it waits for its memory, so levels and pivots count."""
-    found, warps = 0.0, 256 // 32
-    for level in _levels(tree):
-        sizes = [(len(tree.fronts[k].pivots), len(tree.fronts[k].pivots) + len(tree.fronts[k].border)) for k in level]
-        found += 1.0 + sum(2 + pivots * (0.3 + 4e-5 * size**2) for pivots, size in sizes if size > _SMALL)
-        small = [1.5 + pivots * (0.1 + 4e-4 * size**2) for pivots, size in sizes if size <= _SMALL]
-        found += max(small, default=0.0) * -(-len(small) // warps)
-    return found
+def _size(front: Front) -> int:
+    return len(front.pivots) + len(front.border)
+
+
+class _Stage(NamedTuple):
+    """Fronts of a level that teams of so many warps take side by side, the largest ones first."""
+
+    fronts: list[int]
+    warps: int
+    largest: int  # nodes of a front
 
 
 def _levels(tree: Tree) -> list[list[int]]:
-    """The fronts of each level."""
+    """The fronts of each level, the largest ones first."""
     found: list[list[int]] = [[] for _ in range(tree.levels)]
     for k, height in enumerate(heights(tree.parents)):
         found[height].append(k)
+    return [sorted(level, key=lambda k: -_size(tree.fronts[k])) for level in found]
+
+
+def _staged(tree: Tree, level: list[int], warps: int) -> list[_Stage]:
+    """The stages of a level: one for each size of teams; where there are few fronts, teams are larger."""
+    sizes = [_size(tree.fronts[k]) for k in level]
+    needed = [min((team for most, team in _TEAMS.items() if size <= most), default=warps) for size in sizes]
+    if _shared_by(len(level), warps) >= needed[0]:
+        return [_Stage(level, _shared_by(len(level), warps), sizes[0])]
+    found = []
+    for team in sorted(set(needed), reverse=True):
+        chosen = [i for i, other in enumerate(needed) if other == team]
+        most = max(min(team, warps), _shared_by(len(chosen), warps))
+        found.append(_Stage([level[i] for i in chosen], most, sizes[chosen[0]]))
     return found
 
 
-def _by_levels(tree: Tree) -> tuple[list[int], np.ndarray]:
-    """The fronts level by level, large ones first; where the large and the small ones of each begin, and the end."""
-    order, starts = list[int](), list[int]()
+def _shared_by(count: int, warps: int) -> int:
+    """Warps that each of so many fronts may have, if all of them are taken at the same time: a power of 2, or all."""
+    return warps if count == 1 else 2 ** max(0, (warps // count).bit_length() - 1)
+
+
+def _latency(tree: Tree) -> float:
+    """Microseconds that a block takes for one factor, roughly: it waits for its memory, so stages and pivots count."""
+    found, warps = 0.0, 256 // 32
     for level in _levels(tree):
-        size = {k: len(tree.fronts[k].pivots) + len(tree.fronts[k].border) for k in level}
-        large = [k for k in level if size[k] > _SMALL]
-        starts += [len(order), len(order) + len(large)]
-        order += large + [k for k in level if size[k] <= _SMALL]
-    return order, np.array([*starts, len(order)])
+        for chosen, team, _ in _staged(tree, level, warps):
+            fronts, teams = [tree.fronts[k] for k in chosen], warps // team
+            each = [4 + len(front.pivots) * (0.2 + 2.5e-3 * _size(front) ** 2 / team) for front in fronts]
+            found += 1 + sum(max(each[first : first + teams]) for first in range(0, len(each), teams))
+    return found
 
 
 def _fronts(steps: list[Step], size: int) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], int]:

@@ -19,7 +19,7 @@ from snarenet.constraints.maps import IdentityMap, add
 from snarenet.damping import CAREFUL, EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed, smallest
 from snarenet.linalg import column
 from snarenet.repair.gpu import launching
-from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, rounding, start
+from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, loaded, rounding, start
 from snarenet.repair.holding import HOLD
 from snarenet.repair.loop import Live, Loop, OutputSpace
 from snarenet.repair.loop.steps import Pulled, Step
@@ -71,6 +71,7 @@ class KernelSpace(OutputSpace):
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
+        loaded("sparse", raw, systems.threads)  # a recorded way back may have to make factors again, and cannot load
         return trial, Saved(position, d, w, left, stalled, kept)
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
