@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import snarenet as sn
-from snarenet.constraints.compiled import Compiled, _Program
+from snarenet.constraints.compiled import Compiled, _agree, _Program
 from snarenet.constraints.maps import FunctionMap
 from snarenet.constraints.structure import Structure
 
@@ -94,6 +94,14 @@ class TestSame:
             torch.testing.assert_close(mine.vjp(w), exact.vjp(w), rtol=1e-13, atol=1e-13)
             torch.testing.assert_close(map.jacobian(y), plain.jacobian(y), rtol=1e-13, atol=1e-13)
         assert versions(compiled)["_product"] == 2  # with J and with its transpose
+
+    def test_rows_that_are_nothing_but_rounding(self) -> None:
+        """At a solution equalities of large terms are zero but for their rounding, which another order of sums changes."""
+        large = torch.tensor([[1e4, -3e4, 0.0], [2e4, 1e4, 0.0]], dtype=F64)
+        rounding = torch.tensor([[0.0, 0.0, 2e-11], [0.0, 0.0, -1e-11]], dtype=F64)
+        assert _agree(large + rounding, large)
+        assert not _agree(large + 1e4 * rounding, large)
+        assert not _agree(torch.where(large == 0, torch.nan, large), large)
 
     def test_a_few_samples_at_a_time(self, compiled: sn.Nonlinear, monkeypatch: pytest.MonkeyPatch) -> None:
         y, x = draw(5)

@@ -212,6 +212,20 @@ def test_a_pattern_is_analysed_once(device: str) -> None:
     assert kernel_systems(pattern).normal is sparse_normal(pattern)
 
 
+def test_what_makes_factors_again_is_loaded_before(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """A recording can load no kernels, and its way back may have to make factors that an earlier call could keep."""
+    constraints = sn.Nonlinear(lambda y, x: y[:, 1:] - y[:, :-1].sin(), 99, equals=0.0).to(device)
+    load, names = launching.load, set[str]()
+
+    def noted(source: str, *rest, **numbers: int):
+        names.add(source)
+        return load(source, *rest, **numbers)
+
+    monkeypatch.setattr(launching, "load", noted)
+    sn.repair(constraints, draw(3, 100, seed=1).to(device), start=None)
+    assert names == {"stepping", "sparse"}
+
+
 @pytest.mark.parametrize("rows", ["active", "all"])
 def test_a_recording_freezes_samples_that_have_stopped(
     monkeypatch: pytest.MonkeyPatch, device: str, rows: Literal["active", "all"]
