@@ -96,7 +96,7 @@ class TestSame:
         assert versions(compiled)["_product"] == 2  # with J and with its transpose
 
     def test_rows_that_are_nothing_but_rounding(self) -> None:
-        """At a solution equalities of large terms are zero but for their rounding, which another order of sums changes."""
+        """At a solution equalities of large terms are their rounding alone, which another order of sums changes."""
         large = torch.tensor([[1e4, -3e4, 0.0], [2e4, 1e4, 0.0]], dtype=F64)
         rounding = torch.tensor([[0.0, 0.0, 2e-11], [0.0, 0.0, -1e-11]], dtype=F64)
         assert _agree(large + rounding, large)
