@@ -56,9 +56,6 @@ class KernelSystems:
         at_a_time = [(self.threads // WARP // stage.warps, stage.largest) for stage in stages]  # teams, nodes
         self._at_work = max((teams * _front(largest) for teams, largest in at_a_time), default=0)
         self._at_hand = max((teams * largest for teams, largest in at_a_time), default=0)
-        begin = _starts(np.repeat(np.arange(len(stages)), [len(stage.fronts) for stage in stages]), len(stages))
-        table = np.column_stack([begin[:-1], [(stage.warps, stage.largest) for stage in stages]]).ravel()
-        table = np.append(table, begin[-1])
         self._making, self._solving, self._vectors = pooled + len(normal.row), 2 * core.size + slots, 4 * rows + columns
         row, col = normal.row.cpu().numpy(), normal.col.cpu().numpy()
         assert (np.diff(row) >= 0).all(), "nonzeros come row by row"
@@ -67,6 +64,7 @@ class KernelSystems:
         by_column, (tables, others) = np.argsort(rank, kind="stable"), fronts
         numbers = [normal.form == "primal", rows, columns, len(row), core.size, core.entries, pooled, self.kept]
         numbers += [len(stages), self._at_hand, slots]
+        table = _table(stages)
         arrays = [row, col, _starts(row, rows), column, _starts(rank, columns), by_column, row[by_column]]
         arrays += [*_products(*core.products(), core.entries), table, *tables, *others]
         self._tables = sum(map(len, tables)) + len(table)
@@ -291,6 +289,15 @@ def _staged(tree: Tree, level: list[int], warps: int) -> list[_Stage]:
         most = max(min(team, warps), _shared_by(len(chosen), warps))
         found.append(_Stage([level[i] for i in chosen], most, sizes[chosen[0]]))
     return found
+
+
+def _table(stages: list[_Stage]) -> np.ndarray:
+    """The first front of each stage, its warps and nodes; and the end."""
+    numbers, first = list[int](), 0
+    for fronts, warps, largest in stages:
+        numbers += [first, warps, largest]
+        first += len(fronts)
+    return np.array([*numbers, first])
 
 
 def _shared_by(count: int, warps: int) -> int:
