@@ -23,26 +23,28 @@ def has_point(constraints: Constraints, start: Tensor, x: Tensor, rescue: bool) 
     """(N,) true where a repair ends in the set; the first begins at `start` (n,), and `rescue` is for the last."""
     value = start.expand(len(x), -1).clone()
     found = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    _repair(constraints, value, x, found)
-    count = 0
-    while count < int(found.sum()) < len(x):  # those found now may be nearer than those before
-        count = int(found.sum())
-        _move(value, x, found)
-        _repair(constraints, value, x, found)
+    nearest = torch.full((len(x),), -1, device=x.device)  # input with a point, that of the last start
+    _repair(constraints, value, x, found, torch.arange(len(x), device=x.device))
+    while found.any() and not found.all():
+        outside, inside = (~found).nonzero().squeeze(1), found.nonzero().squeeze(1)
+        nearer = inside[torch.cdist(x[outside], x[inside]).argmin(1)]
+        again = outside[nearest[outside] != nearer]  # an input that was found meanwhile may be nearer than those before
+        nearest[outside] = nearer
+        if not len(again):
+            break
+        value[again] = value[nearest[again]]
+        _repair(constraints, value, x, found, again)
     if rescue and not found.all():
-        _move(value, x, found)
-        _repair(constraints, value, x, found, rescue=True)
+        outside = (~found).nonzero().squeeze(1)
+        value[outside] = value[nearest[outside]] if found.any() else value[outside]
+        _repair(constraints, value, x, found, outside, rescue=True)
     return found
 
 
-def _move(value: Tensor, x: Tensor, found: Tensor) -> None:
-    """Begin where the nearest input with a point has it, if there is one."""
-    if found.any():
-        value[~found] = value[found][torch.cdist(x[~found], x[found]).argmin(1)]
-
-
-def _repair(constraints: Constraints, value: Tensor, x: Tensor, found: Tensor, rescue: bool = False) -> None:
-    """Repair what is not yet in the set, and note what is."""
-    for part in (~found).nonzero().squeeze(1).split(_BATCH):
+def _repair(
+    constraints: Constraints, value: Tensor, x: Tensor, found: Tensor, samples: Tensor, rescue: bool = False
+) -> None:
+    """Repair some of the samples, and note who is in the set."""
+    for part in samples.split(_BATCH):
         solution = repair(constraints, value[part], x[part], start=None, rescue=rescue)
         value[part], found[part] = solution.value, solution.converged
