@@ -270,8 +270,9 @@ def test_the_rescue_tries_equal_weights_first() -> None:
     y = torch.tensor([[-0.5, 0.3], [0.2, -1.0]], dtype=torch.float64, requires_grad=True)
     options = {"weights": torch.tensor([1e8, 1.0], dtype=torch.float64), "start": None, "max_steps": 30}
     assert not sn.repair(wave, y, **options).converged.any()
-    solution = sn.repair(wave, y, **options, rescue=True)
+    solution = sn.repair(wave, y, **options, rescue="first")
     assert solution.converged.all()
+    assert torch.equal(solution.value, sn.repair(wave, y, **options, rescue=True).value)
     assert ((solution.value - y)[:, 1].abs() < 0.01).all()
     (found,) = torch.autograd.grad(solution.value.sum(), y)
     straight = sn.repair(wave, y, start=None)

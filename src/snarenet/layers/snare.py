@@ -15,7 +15,7 @@ from snarenet.constraints import Constraints
 from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.steady import steady
-from snarenet.repair import Explanation, Options, Rows, Solver, Start, Store, explain_with, prepare, repair_with
+from snarenet.repair import Explanation, Options, Rescue, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
 from snarenet.repair.options import as_start, as_step, as_weights, check_count, check_weights
@@ -78,7 +78,7 @@ class SnareLayer(Layer):
         rows: Rows = "auto",
         tol: float = 1e-8,
         max_steps: int = 100,
-        rescue: bool = True,
+        rescue: Rescue = True,
         on_failure: OnFailure = "warn",
         dtype: torch.dtype | None = None,
         *,

@@ -46,6 +46,7 @@ class Nearest:
 
 
 Start = Literal["auto"] | Nearest | None
+Rescue = bool | Literal["first"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Options:
     rows: Rows = "auto"
     tol: float = 1e-8
     max_steps: int = 100
-    rescue: bool = False
+    rescue: Rescue = False
     start: Start = "auto"
     restarts: int = 0
     solver: Solver = "auto"
@@ -71,6 +72,8 @@ class Options:
         if self.rows not in ("auto", "all", "active"):
             raise ValueError(f"`rows` must be 'auto', 'all' or 'active', but got {self.rows!r}")
         check_count("max_steps", self.max_steps)
+        if self.rescue not in (True, False, "first"):
+            raise ValueError(f"`rescue` must be True, False or 'first', but got {self.rescue!r}")
         if self.start is not None and self.start != "auto" and not isinstance(self.start, Nearest):
             raise ValueError(f"`start` must be 'auto', None or Nearest(...), but got {self.start!r}")
         check_count("restarts", self.restarts)

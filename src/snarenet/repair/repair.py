@@ -18,7 +18,7 @@ from snarenet.repair.choose import choose, choose_bounded
 from snarenet.repair.conflict import remember
 from snarenet.repair.engine import Batch
 from snarenet.repair.metric import Metric, metric_of
-from snarenet.repair.options import Options, Rows, Solver, Start, Store, as_start, as_weights
+from snarenet.repair.options import Options, Rescue, Rows, Solver, Start, Store, as_start, as_weights
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.repair.rescue import attempts, begin, elsewhere
 from snarenet.repair.start.nearest import Plan, approach, plan, slide
@@ -38,7 +38,7 @@ def repair(
     tol: float = 1e-8,
     max_steps: int = 100,
     relax: float | Tensor = 0.0,
-    rescue: bool = False,
+    rescue: Rescue = False,
     restarts: int = 0,
     weights: Tensor | None = None,
     scale: Tensor | None = None,
@@ -71,7 +71,8 @@ def repair(
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
         rescue: repair samples that did not converge again: in equal `weights`, and in up to six attempts that never
             leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold first step,
-            small random moves from the best point so far. Results are reproducible and do not depend on the batch.
+            small random moves from the best point so far. "first" makes the first of these attempts alone. Results are
+            reproducible and do not depend on the batch.
         restarts: repair samples that are still outside then so many times more, from predictions moved far away at
             random, and keep the nearest point of the set that was found: for sets with several pieces. Samples that
             reached the set before are left as they are.

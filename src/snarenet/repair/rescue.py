@@ -62,7 +62,8 @@ def attempts(options: Options, instance: Instance, weighted: bool) -> tuple[Atte
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
     first = (_EQUAL,) if weighted and not instance.map.linear else ()
     first += (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
-    return first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
+    found = first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
+    return found[:1] if options.rescue == "first" else found
 
 
 def elsewhere(k: int, y: Tensor) -> Tensor:

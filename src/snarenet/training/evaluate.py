@@ -16,6 +16,7 @@ from snarenet.layers import Layer
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.problems.base import Split
+from snarenet.repair import Rescue
 from snarenet.training.closeups import look_closely
 from snarenet.training.metrics import nearness, summarize
 from snarenet.training.witness import Witness
@@ -103,8 +104,10 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 @contextmanager
-def at(layer: Layer, tol: float, max_steps: int, on_failure: str | None = None, rescue: bool = True) -> Iterator[None]:
-    """The layer with other settings, for a while; without its rescue unless `rescue`."""
+def at(
+    layer: Layer, tol: float, max_steps: int, on_failure: str | None = None, rescue: Rescue = True
+) -> Iterator[None]:
+    """The layer with other settings, for a while, and with so much of its rescue, if it has one."""
     before = layer.options, layer.on_failure
     layer.options = replace(layer.options, tol=tol, max_steps=max_steps, rescue=layer.options.rescue and rescue)
     if on_failure is not None:

@@ -191,7 +191,7 @@ class Session:
             with at(layer, tol, most, "ignore"):
                 self.stepper.choose_record(self.data[: config.batch])
         most = self.stepper.record if self.stepper.records else most
-        rescue = self.problem.always_feasible  # where some inputs are hopeless, it would take most of the time
+        rescue = True if self.problem.always_feasible else "first"  # where sets are hard to reach, all is too dear
         with at(layer, tol, most, "ignore", rescue):
             for i, x in enumerate(self._batches()):
                 lr = config.lr_at(step + i, steps)
