@@ -219,8 +219,10 @@ class Stepper:
         if not self.bounded or solution is None:
             return 0.0
         layer, own = self.model.layer, {"seeds": self.seeds, "total": self.group.total}
-        share, reach = (_STUCK, REACH) if self.plain else (self.pull, 0.0)
-        return proximity(solution.value, solution.raw, loss, layer.metric, share, reach, **own)
+        if self.plain:
+            return proximity(solution.value, solution.raw, loss, layer.metric, _STUCK, REACH, **own)
+        lost = ~solution.converged
+        return proximity(solution.value, solution.raw, loss, layer.metric, self.pull, 0.0, lost=lost, **own)
 
     def state(self, seed: int = 0) -> dict[str, Tensor]:
         """The optimizers' tensors, by name, of the seed with this place in the stack."""
