@@ -70,20 +70,6 @@ def test_samples_that_are_no_numbers_do_not_count(rng: torch.Generator) -> None:
     torch.testing.assert_close(found[:-1], proximity(*plain, WEIGHTS))
 
 
-def test_samples_that_did_not_reach_the_set(rng: torch.Generator) -> None:
-    """They are pulled to where they came, whatever the share of the others, and not along the way there."""
-    value, raw, loss = batch(rng)
-    lost = torch.tensor([True, False, False, True, False, False])
-    found, others = (
-        proximity(value, raw, loss, WEIGHTS, 0.01, 0.0, lost=lost),
-        proximity(value, raw, loss, WEIGHTS, 0.01, 0.0),
-    )
-    torch.testing.assert_close(found, torch.where(lost, 100 * others, others))
-    (pull,) = torch.autograd.grad(found.sum(), raw)
-    d = (value - raw).detach()[lost]
-    torch.testing.assert_close(torch.cosine_similarity(pull[lost], -d * WEIGHTS), torch.ones(2, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_an_empty_share_of_a_batch(rng: torch.Generator, weights: Tensor | None) -> None:
     assert proximity(*batch(rng, 0), weights).shape == (0,)

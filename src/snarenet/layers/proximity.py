@@ -17,9 +17,6 @@ Curved rows are another matter: the farther away a prediction, the more tangled 
 pull predictions drift off in a long training, and the gap grows again; with r = 0 they come to lie next to the set, and
 repairs take two or three steps. A few samples far away must not feel more than the share s: with
 r = 0 the sum of squares q is replaced by $2 t (\sqrt{t^2 + q} - t)$, where t is the root in the denominator of c.
-
-A sample that did not reach the set, and so has no loss, would stay where it is: it is pulled to the point that it came
-to, with s = 1.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ def proximity(
     share: float | Tensor = 1.0,
     reach: float = REACH,
     *,
-    lost: Tensor | None = None,
     seeds: int = 1,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Tensor:
@@ -56,7 +52,6 @@ def proximity(
         weights: (n,) those of the squared distance, equal unless given.
         share: s of the module's formula.
         reach: its r.
-        lost: (B,) true for samples that did not reach the set.
         seeds: of how many batches, one after the other, this one consists; each has means of its own.
         total: adds sums up over all processes that share a batch.
     """
@@ -65,8 +60,6 @@ def proximity(
         raise ValueError("`loss` must be computed from `solution.value`, but does not depend on it")
     sound = (value.isfinite() & raw.isfinite() & slope.isfinite()).all(1, keepdim=True).detach()
     metric = value.new_ones(value.shape[1]) if weights is None else weights.to(value.dtype)
-    if lost is not None:
-        value, share = torch.where(lost.unsqueeze(1), value.detach(), value), torch.where(lost, 1.0, share)
     distance = torch.where(sound, value - raw, 0.0)
     steepness = (torch.where(sound, slope, 0.0).square() / metric).sum(1, keepdim=True)
     known = torch.where(sound, value, 0.0).detach()

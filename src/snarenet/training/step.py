@@ -219,10 +219,8 @@ class Stepper:
         if not self.bounded or solution is None:
             return 0.0
         layer, own = self.model.layer, {"seeds": self.seeds, "total": self.group.total}
-        if self.plain:
-            return proximity(solution.value, solution.raw, loss, layer.metric, _STUCK, REACH, **own)
-        lost = ~solution.converged
-        return proximity(solution.value, solution.raw, loss, layer.metric, self.pull, 0.0, lost=lost, **own)
+        share, reach = (_STUCK, REACH) if self.plain else (self.pull, 0.0)
+        return proximity(solution.value, solution.raw, loss, layer.metric, share, reach, **own)
 
     def state(self, seed: int = 0) -> dict[str, Tensor]:
         """The optimizers' tensors, by name, of the seed with this place in the stack."""
