@@ -254,7 +254,7 @@ def _passes(map: FunctionMap, entries: str, colours: int | None, y: Tensor) -> s
         known = "detected" if map.structure.declared is None else "declared"
         recorded = map.structure.recorded(map, y)
         how = "" if recorded is None else f", {recorded.describe(map, y)}"
-        return f"{entries}, {known}, {colours} colours{how}"
+        return f"{entries}, {known}, {colours} colour{'s' * (colours != 1)}{how}"
     if map.given_jacobian is not None:
         return f"{entries or 'dense J'}, by your `jacobian`"
     return f"dense J in {min(map.rows, y.shape[1]):,} passes"
