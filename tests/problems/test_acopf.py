@@ -14,6 +14,7 @@ from torch import Tensor
 import snarenet as sn
 from snarenet.problems import ACOPF
 from snarenet.problems.arithmetic import Casadi
+from snarenet.training.evaluate import at
 
 TRIANGLE = str(Path(__file__).parent / "triangle.m")
 F64 = torch.float64
@@ -41,6 +42,17 @@ def test_no_rescue_from_far_away(case: str, off: float) -> None:
     solution = sn.repair(problem.constraints, problem.typical.double() + off * noise, x, start=None, rescue=False)
     assert solution.converged.all()
     assert solution.steps.max() <= 40
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "found"),
+    [(True, True, True), (True, "first", "first"), ("first", True, "first"), (False, True, False)],
+)
+def test_no_more_rescue_than_a_layer_has(own: Any, asked: Any, found: Any) -> None:
+    layer = sn.SnareLayer(sn.Box(0.0, 1.0), rescue=own)
+    with at(layer, 1e-6, 5, rescue=asked):
+        assert layer.options.rescue == found
+    assert layer.options.rescue == own
 
 
 def test_one_attempt_of_the_rescue_in_training() -> None:

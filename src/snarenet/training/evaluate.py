@@ -107,9 +107,12 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 def at(
     layer: Layer, tol: float, max_steps: int, on_failure: str | None = None, rescue: Rescue = True
 ) -> Iterator[None]:
-    """The layer with other settings, for a while, and with so much of its rescue, if it has one."""
+    """The layer with other settings, for a while, and with no more than so much of its rescue."""
     before = layer.options, layer.on_failure
-    layer.options = replace(layer.options, tol=tol, max_steps=max_steps, rescue=layer.options.rescue and rescue)
+    own = layer.options.rescue
+    layer.options = replace(
+        layer.options, tol=tol, max_steps=max_steps, rescue=own if rescue is True else own and rescue
+    )
     if on_failure is not None:
         layer.on_failure = on_failure  # pyright: ignore
     try:
