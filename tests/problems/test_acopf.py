@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,25 @@ def test_inputs_without_a_feasible_point_are_left_out() -> None:
     assert torch.equal(torch.cat(list(left.values())), impossible)
     assert sum(map(len, kept.values())) == 30
     assert torch.equal(kept["train"][:3], problem.inputs[1:4])
+
+
+def test_starts_at_what_was_found_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point is within reach of 1: it spreads from input to input, and nobody begins twice at the same place."""
+    from snarenet.problems import feasible
+
+    tried: list[tuple[float, float]] = []
+
+    def repair(_: Any, y: Tensor, x: Tensor, **__: Any) -> Any:
+        tried.extend(zip(x[:, 0].tolist(), y[:, 0].tolist(), strict=True))
+        near = (y - x).abs()[:, 0] <= 1
+        return SimpleNamespace(value=torch.where(near.unsqueeze(1), x, y), converged=near)
+
+    monkeypatch.setattr(feasible, "repair", repair)
+    x = torch.tensor([[2.25], [0.5], [10.0], [1.375], [-10.0]], dtype=torch.float64)
+    found = feasible.has_point(sn.Box(0.0, 1.0), torch.zeros(1, dtype=torch.float64), x, False)
+    assert found.tolist() == [True, True, False, True, False]
+    assert [start for input, start in tried if input == 10] == [0, 0.5, 1.375, 2.25]
+    assert [start for input, start in tried if input == -10] == [0, 0.5]
 
 
 def test_a_split_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
