@@ -13,8 +13,8 @@
   const EPS = Number.EPSILON;
   const VANISHING = 1e-8; // scale.py: share of the mean squared length that a vanishing row is given
   const CONDITION = 1e-3; // choose.py: least singular value at which all constant rows are used
-  const HOLD = 0.03; // holding.py
-  const [GOOD, NEAR, FAR, EXACT, QUICK, SAFE, CAREFUL] = [0.75, 0.01, 0.5, 0.02, 0.1, 1e-8, 1e-3]; // damping.py
+  const [TOUCH, BREAK] = [0.01, 0.2]; // foresight.py
+  const [GOOD, NEAR, FAR, EXACT, QUICK, SAFE, CAREFUL] = [0.75, 0.01, 1, 0.02, 0.03, 1e-10, 1e-3]; // damping.py
   const FLOOR = 1e-12; // damping.py: least damping of an annealed rule
   const SHORTEST = 1e-3; // stopping.py, as all below
   const ROUNDING = 256 * EPS;
@@ -149,15 +149,21 @@
     return (was - merit(after, D)) / Math.abs(was - merit(expected, D));
   }
 
-  /** The residuals of rows that the next step keeps although the last one led a little inside: their slacks. */
-  function hold(set, rows, r, used, left, reach, D) {
-    return r.map((entry, i) => {
-      const { lower, upper, equality } = set.rows[i];
-      const { g } = rows[i];
-      if (!used[i] || equality || left[i] === 0 || !(g.v <= upper && g.v >= lower)) return entry;
-      const slack = g.shifted(-(left[i] > 0 ? upper : lower));
-      return Math.abs(slack.v) <= HOLD * reach * Math.sqrt(D[i].v) ? slack : entry;
-    });
+  /** The rows of a step that would break others: these with their slacks, less those whose multipliers point inwards. */
+  function foresee(set, rows, r, used, { d, left }, D) {
+    const lengths = D.map(({ v }) => Math.sqrt(v));
+    const ahead = rows.map(({ g, J }) => g.v - J[0].v * d[0] - J[1].v * d[1]);
+    const beyond = ahead.map((g, i) => Math.abs(outside(g, set.rows[i])));
+    const taken = beyond.map((far, i) => !used[i] && far > TOUCH * norm(d) * lengths[i]);
+    const fresh = worstOf(beyond.map((far, i) => (taken[i] ? far / lengths[i] : 0)));
+    if (!(fresh > BREAK * worstOf(r.map((entry, i) => entry.v / lengths[i])))) return null;
+    const inward = r.map((entry, i) => used[i] && !set.rows[i].equality && left[i] * entry.v <= 0);
+    const slack = (i) => rows[i].g.shifted(-(ahead[i] > set.rows[i].upper ? set.rows[i].upper : set.rows[i].lower));
+    return {
+      taken,
+      used: used.map((mine, i) => (mine && !inward[i]) || taken[i]),
+      r: r.map((entry, i) => (taken[i] ? slack(i) : inward[i] ? ZERO : entry)),
+    };
   }
 
   /** Is the gradient of the scaled violation nothing beside it, so that no step can help? */
@@ -195,14 +201,20 @@
     const worst = worstOf(values(r));
     return {
       point, rows, r, worst,
-      steps: 0, mark: Infinity, best: { point, seen: worst }, held: r.map(() => false),
+      steps: 0, mark: Infinity, best: { point, seen: worst },
       level: damping.first(distance(point, r, D)),
       status: worst <= tol ? "converged" : worst < Infinity ? "going" : "nonfinite",
     };
   }
 
-  /** Rows that count in the next step: violated ones, held ones and equalities. */
-  const violated = ({ set }, { r }) => r.map((entry, i) => entry.v !== 0 || set.rows[i].equality);
+  /** The next step: its rows, which are violated ones, equalities and those that it would break, and where it leads. */
+  function next({ set, active, damping, D }, { point, rows, r, level }) {
+    const used = r.map((entry, i) => entry.v !== 0 || set.rows[i].equality);
+    const first = step(point, rows, r, active ? used : used.map(() => true), D, level);
+    const other = damping.paced && active ? foresee(set, rows, r, used, first, D) : null;
+    if (!other) return { ...first, r, used, taken: used.map(() => false) };
+    return { ...step(point, rows, other.r, other.used, D, level), ...other };
+  }
 
   /** Is it time to look at the progress? With a large damping none is expected yet. */
   function looks({ whole, tol, damping }, { steps, level }) {
@@ -212,21 +224,19 @@
 
   /** Where it stands after one more step. */
   function advance(course, s) {
-    const { set, whole, active, damping, D, strict, aim, tol } = course;
-    const used = violated(course, s);
-    const { trial, d, left } = step(s.point, s.rows, s.r, active ? used : used.map(() => true), D, s.level);
+    const { set, whole, damping, D, strict, aim, tol } = course;
+    const { trial, d, left, used, r: before } = next(course, s);
     const rows = evaluate(set, trial);
     const r = residuals(set, rows);
     const worst = worstOf(r.map((entry, i) => entry.v * strict[i]));
     const steps = s.steps + 1;
     if (!(worst < Infinity)) return { ...s, steps, status: "nonfinite" };
     const look = looks(course, s);
-    const stalled = (look && s.best.seen > PROGRESS * s.mark) || (!whole && stationary(s.rows, s.r, D, d, s.level));
-    const pace = damping.paced ? [gain(values(s.r), values(r), left, used, D), distance(s.point, s.r, D)] : [];
-    const kept = damping.paced && active ? hold(set, rows, r, used, left, norm(d), D) : r;
+    const stalled = (look && s.best.seen > PROGRESS * s.mark) || (!whole && stationary(s.rows, before, D, d, s.level));
+    const pace = damping.paced ? [gain(values(before), values(r), left, used, D), distance(s.point, before, D)] : [];
     const seen = worstOf(values(r));
     return {
-      point: trial, rows, worst, steps, r: kept, held: kept.map((entry, i) => entry !== r[i]),
+      point: trial, rows, worst, steps, r,
       level: damping.following(s.steps, s.level, ...pace), mark: look ? s.best.seen : s.mark,
       best: seen < s.best.seen || tol === 0 ? { point: trial, seen } : s.best,
       status: worst <= aim ? "converged" : stalled ? "stalled" : "going",
@@ -238,15 +248,17 @@
     const { set, active } = course;
     const g = s.rows.map((row) => row.g.v);
     const violation = worstOf(g.map((value, i) => outside(value, set.rows[i])));
-    const used = s.status !== "going" ? g.map(() => false) : active ? violated(course, s) : g.map(() => true);
-    return { point: values(s.point), g, violation, damping: s.level, used, held: s.held };
+    const none = g.map(() => false);
+    const { used, taken } = s.status === "going" ? next(course, s) : { used: none, taken: none };
+    const all = s.status === "going" && !active;
+    return { point: values(s.point), g, violation, damping: s.level, used: all ? g.map(() => true) : used, taken };
   }
 
   /** The repair of ŷ, from `start`, which is ŷ or a point of dual numbers that was computed from it.
    *
    * Options: damping {kind: "pace" | "schedule" | "constant", start, ratio, value}, rows "auto" | "all" | "active",
    * tol, maxSteps. Returns {value, jacobian, status, steps, violation, path}. An entry of the path is a point before a
-   * step, with the step's damping and rows, {point, g, violation, damping, used, held}; the last is where it stopped.
+   * step, with the step's damping and rows, {point, g, violation, damping, used, taken}; the last is where it stopped.
    */
   function repair(set, prediction, options, start = Dual.point(prediction)) {
     const rows = evaluate(set, start);

@@ -55,9 +55,9 @@
   }
 
   /** What a row does in the step that is shown. */
-  function role(set, i, { g, used, held }, tol) {
+  function role(set, i, { g, used, taken }, tol) {
     const { lower, upper, equality } = set.rows[i];
-    if (held[i] && used[i]) return "held at its bound";
+    if (taken[i]) return "taken in: the step would break it";
     const near = Math.min(Math.abs(g[i] - lower), Math.abs(g[i] - upper)) <= tol;
     const place = near ? "at its bound" : g[i] > upper ? "violated above" : g[i] < lower ? "violated below" : "inside";
     return `${equality ? "equality, " : ""}${place}${used[i] ? ", used" : ""}`;

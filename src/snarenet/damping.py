@@ -21,9 +21,9 @@ from snarenet.tracing import to_onnx
 
 POOR, GOOD = 0.25, 0.75  # actual over predicted decrease, up to which a step was poor, and from which it was good
 NEAR = 0.01  # distance to the bounds, in sizes of y, below which a good step says that Newton's will do
-FAR, EXACT = 0.5, 0.02  # the same for a step that did just what was foreseen: a gain of 1, give or take this
-QUICK = 0.1  # what is left of the damping after such a step, but
-SAFE = 1e-8  # not less than this: dependent rows amplify rounding by as much as the damping is small
+FAR, EXACT = 1.0, 0.02  # the same for a step that did just what was foreseen: a gain of 1, give or take this
+QUICK = 0.03  # what is left of the damping after such a step, but
+SAFE = 1e-10  # not less than this: dependent rows amplify rounding by as much as the damping is small
 CAREFUL = 1e-3  # of the damping that a start at the same distance has: far away there is never less
 
 
@@ -83,9 +83,9 @@ class Annealed(Damping):
     """max(floor, start * ratio**k): a gentle start that keeps training signals, then Newton's finish.
 
     Under rows that are neither linear nor quadratic with a diagonal H each sample has a pace of its own. At a distance
-    d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. The damping falls to a tenth after a
-    step that did what the linear model foresaw, near the set roughly and farther away exactly, else as in the schedule;
-    but never below a thousandth of the first damping of a start at its distance, as the linear model of a point far
+    d < 1 to its bounds, in sizes of y, its first damping is about `start * d**2`. The damping falls to 3 % after a step
+    that did what the linear model foresaw, near the set roughly and farther away exactly, else as in the schedule; but
+    never below a thousandth of the first damping of a start at its distance, as the linear model of a point far
     away is not worth more. A sample that is near needs less than half the steps. All of it changes by jumps, so its
     derivative is zero almost everywhere and the adjoint stays exact. `own_pace=False` is the schedule alone.
     """

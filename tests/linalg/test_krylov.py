@@ -38,7 +38,7 @@ def test_rows_of_different_lengths() -> None:
     lengths = torch.logspace(-3, 3, 40, dtype=torch.float64)
     A, y, rhs = draw(40, 100) / 10 * lengths.unsqueeze(1), draw(3, 100, seed=1), draw(3, 40, seed=2) * lengths
     system = Dual(
-        sn.Linear(A, upper=1.0).at(y).map, y, None, rhs.new_full((3, 40), 1e-18), 1e-18,
+        sn.Linear(A, upper=1.0).at(y).map.linearize(y), None, rhs.new_full((3, 40), 1e-18), 1e-18,
         krylov=sn.ConjugateGradients(tol=1e-12, max_iterations=60),
     )  # fmt: skip
     _, w = system.step(rhs, None)

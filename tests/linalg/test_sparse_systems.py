@@ -201,7 +201,7 @@ class TestSystem:
         box = EliminatedBox((y > 0.5).to(y), scalar) if boxed else None
         residual = torch.where(active, draw(3, 14, seed=3), 0.0)
         outside = torch.where(y > 0.5, y - 0.5, 0.0) if boxed else None
-        dense = Dual(LinearMap(A), y, active, delta, scalar, box)
+        dense = Dual(LinearMap(A).linearize(y), active, delta, scalar, box)
         sparse = SparseDual(system.factor(values, delta, box.weights if box else None, active), scalar, box)
         assert torch.equal(torch.as_tensor(sparse.weight), torch.as_tensor(dense.weight))
         for found, expected in zip(sparse.step(residual, outside), dense.step(residual, outside), strict=True):
@@ -237,6 +237,25 @@ class TestSamples:
         assert_equal(factor[places].solve(rhs[places]), factor.solve(rhs)[places], 1e-13)
         assert_equal(factor[places].push(rhs[places]), factor.push(rhs)[places], 0.0)
         assert torch.equal(factor[places].info, factor.info[places])
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("heavy", [False, True])
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_some_factors_in_place_of_others(
+        self, monkeypatch: pytest.MonkeyPatch, form: str, heavy: bool, compiled: bool
+    ) -> None:
+        if not compiled:
+            monkeypatch.setattr(native, "library", lambda source: None)
+        pattern = torch.eye(120, dtype=torch.bool)
+        pattern[:, 5] = pattern[7] = heavy
+        pattern[7, 5] = True
+        system, places, rhs = normal(pattern, form), torch.tensor([3, 1]), draw(11, 120, seed=1)
+        one, other = data(system, 11), data(system, 2, 0.1, 5)
+        found = system.factor(*one).replaced(places, system.factor(*other))
+        both = system.factor(*(a.index_copy(0, places, b) for a, b in zip(one, other, strict=True)))
+        for name in ("solve", "push", "pull"):
+            assert_equal(getattr(found, name)(rhs), getattr(both, name)(rhs), 1e-12)
+        assert torch.equal(found.info, both.info)
 
     @pytest.mark.parametrize("form", FORMS)
     def test_a_broken_sample_stays_alone(self, form: str) -> None:

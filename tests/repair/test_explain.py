@@ -100,7 +100,7 @@ def words(engine: Engine, y: Tensor) -> tuple[str, str]:
     assert isinstance(system, Dual)
     if system.krylov is not None:
         return "plain loop on y", "conjugate gradients"
-    return "plain loop on y", "dense Cholesky" if system.map.rows else "none"
+    return "plain loop on y", "dense Cholesky" if system.linear.map.rows else "none"
 
 
 def check(explanation: sn.Explanation, ran: list[tuple[Engine, Batch]]) -> None:

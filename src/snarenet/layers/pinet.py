@@ -211,7 +211,7 @@ class _Project(torch.autograd.Function):
         active = torch.cat([equal, hit[:, n:] != 0], 1)
         box = EliminatedBox(hit[:, :n].abs(), 0.0) if len(lifted.box) else None
         delta = torch.full_like(active, _SHIFT, dtype=y.dtype)
-        p, to_prediction, to_box = Dual(lifted.active, y, active, delta, _SHIFT, box).adjoint(v)
+        p, to_prediction, to_box = Dual(lifted.active.linearize(y), active, delta, _SHIFT, box).adjoint(v)
         to_rows = v.new_zeros(len(y), ctx.rows)
         to_rows[:, torch.cat([lifted.equal, lifted.rest])] = p
         below = torch.zeros_like(to_rows)

@@ -124,6 +124,13 @@ class GramFactor:
         rest = (self.C, self.Z, self.lower, self.code)
         return GramFactor(self.core[samples], *(None if t is None else t[samples] for t in rest))
 
+    def replaced(self, samples: Tensor, other: GramFactor) -> GramFactor:
+        """The same with the factors of another for these samples (their places)."""
+        core: Any = self.core  # both are of one kind
+        rest = zip((self.C, self.Z, self.lower, self.code), (other.C, other.Z, other.lower, other.code), strict=True)
+        rest = (None if a is None or b is None else a.index_copy(0, samples, b) for a, b in rest)
+        return GramFactor(core.replaced(samples, other.core), *rest)
+
     @property
     def info(self) -> Tensor:
         """(B,) not 0 where there is no factor."""

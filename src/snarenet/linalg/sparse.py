@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -93,6 +93,10 @@ class SparseFactor(ABC):
     @abstractmethod
     def __getitem__(self, samples: Tensor) -> SparseFactor:
         """The factors of some samples (their places)."""
+
+    @abstractmethod
+    def replaced(self, samples: Tensor, other: Any) -> SparseFactor:
+        """The same with the factors of another of its kind for these samples (their places)."""
 
     @abstractmethod
     def solve(self, rhs: Tensor) -> Tensor:
@@ -216,6 +220,16 @@ class PlainFactor(SparseFactor):
         weights = None if self.inverse_weights is None else self.inverse_weights[samples]
         values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
         return PlainFactor(self.normal, values, damping, weights, length, self.gram[samples])
+
+    def replaced(self, samples: Tensor, other: PlainFactor) -> PlainFactor:
+        mine, theirs = ((f.damping, f.length, f.inverse_weights) for f in (self, other))
+        damping, length, weights = (
+            None if a is None or b is None else a.index_copy(0, samples, b) for a, b in zip(mine, theirs, strict=True)
+        )
+        assert damping is not None
+        assert length is not None
+        values, gram = self.values.index_copy(1, samples, other.values), self.gram.replaced(samples, other.gram)
+        return PlainFactor(self.normal, values, damping, weights, length, gram)
 
     @property
     def info(self) -> Tensor:

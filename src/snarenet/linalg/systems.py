@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import Map
+from snarenet.constraints.maps import Linearization
 from snarenet.linalg.dense import add_to_diagonal, cholesky, cholesky_solve, places_of, rows_at
 from snarenet.linalg.eliminated import Eliminated, EliminatedBox
 from snarenet.linalg.krylov import ConjugateGradients
@@ -100,8 +100,7 @@ class Dual(DualSystem):
     """The dual system by dense Cholesky factors, or by products alone.
 
     Args:
-        map: the rows that were not eliminated, linearised at y.
-        y: (B, n).
+        linear: the rows that were not eliminated, to first order at y.
         active: (B, m), true for rows in use, or None for all. Nothing of another row enters, be it infinite.
         delta: (B, m) damping of each row, `damping` times its scale.
         damping: the scalar damping, a number or (B,).
@@ -112,8 +111,7 @@ class Dual(DualSystem):
 
     def __init__(
         self,
-        map: Map,
-        y: Tensor,
+        linear: Linearization,
         active: Tensor | None,
         delta: Tensor,
         damping: float | Tensor,
@@ -121,8 +119,7 @@ class Dual(DualSystem):
         factor: Tensor | None = None,
         krylov: ConjugateGradients | None = None,
     ) -> None:
-        self.map, self.y, self.active, self.delta, self.eliminated = map, y, active, delta, eliminated
-        self.linear = map.linearize(y)
+        self.linear, self.active, self.delta, self.eliminated = linear, active, delta, eliminated
         self.weight = column(damping)
         self.diagonal = delta if active is None else torch.where(active, delta, 1.0)
         self.krylov = krylov
@@ -130,7 +127,7 @@ class Dual(DualSystem):
         self.factor = None if krylov else (self._factor() if factor is None else factor)
 
     def describe(self) -> str:
-        rows = self.map.rows
+        rows = self.linear.map.rows
         if not rows:
             return "none: what is eliminated needs no factor"
         if self.krylov is not None:
@@ -151,10 +148,14 @@ class Dual(DualSystem):
             W, places = rows_at(W, places), None
         gram = W @ W.mT
         if gram.ndim == 2:
-            gram = gram.repeat(len(self.y), 1, 1) if places is None else gram[places.unsqueeze(2), places.unsqueeze(1)]
+            gram = (
+                gram.repeat(len(self.linear.y), 1, 1)
+                if places is None
+                else gram[places.unsqueeze(2), places.unsqueeze(1)]
+            )
         if active is not None and J.ndim == 2:
             gram = torch.where(active.unsqueeze(1) & active.unsqueeze(2), gram, 0.0)
-        return cholesky(add_to_diagonal(gram, diagonal), active, self.map.rows)
+        return cholesky(add_to_diagonal(gram, diagonal), active, self.linear.map.rows)
 
     def _push(self, v: Tensor) -> Tensor:
         return self._mask(self.linear.jvp(v))
@@ -169,7 +170,8 @@ class Dual(DualSystem):
         if self.factor is not None:
             return cholesky_solve(self.factor, rhs)
         assert self.krylov is not None
-        lengths = self._mask(self.krylov.row_norms(self.map, self.y))  # an eliminated P would make them little shorter
+        # an eliminated P would make them little shorter
+        lengths = self._mask(self.krylov.row_norms(self.linear.map, self.linear.y))
         return self.krylov.solve(
             lambda w: self._push(self._shrink(self._pull(w))) + self.diagonal * w, rhs, self.diagonal + lengths
         )
@@ -213,14 +215,13 @@ class Primal(System):
 
     def __init__(
         self,
-        map: Map,
-        y: Tensor,
+        linear: Linearization,
         active: Tensor | None,
         scale: Tensor,
         damping: float | Tensor,
         factor: Tensor | None = None,
     ) -> None:
-        self.linear = map.linearize(y)
+        self.linear = linear
         self.inverse, self.active = 1 / scale if active is None else torch.where(active, 1 / scale, 0.0), active
         self.weight, self.scale = 1.0, scale
         if factor is None:

@@ -115,6 +115,8 @@ def test_samples_do_not_know_of_each_other(device: str, form: str) -> None:
     assert torch.equal(of.factor(*(t[places] for t in given)).solve(rhs[places]), together[places])
     assert torch.equal(factor[places].solve(rhs[places]), together[places])
     assert factor[places].info.tolist() == [0, 0]
+    turned = factor.replaced(places, of.factor(*(t[places.flip(0)] for t in given)))
+    assert torch.equal(turned.solve(rhs)[places], of.factor(*(t[places.flip(0)] for t in given)).solve(rhs[places]))
     nobody = torch.zeros(0, dtype=torch.int64, device=device)
     assert factor[nobody].solve(rhs[nobody]).shape == (0, 30)
 

@@ -467,11 +467,10 @@ __device__ __noinline__ Sized residual(const Plan& plan, const Sample& of, const
   return length;
 }
 
-// found = the system's inverse times rhs, refined until its backward error is one of rounding or no longer halves, at most
+// found, the system's inverse times rhs, is refined until its backward error is one of rounding or no longer halves, at most
 // `refinements` times.
-__device__ __noinline__ void solve_refined(
+__device__ __noinline__ void refine(
     const Plan& plan, const Sample& of, const real* rhs, real* found, int refinements, double rounding) {
-  once(plan, of, rhs, found);
   if (refinements == 0) return;
   real given = sqrt(total(plan.rows, of.partial, [&](int i) { return rhs[i] * rhs[i]; }));
   const Sized first = residual(plan, of, rhs, found, of.rest);
@@ -488,4 +487,11 @@ __device__ __noinline__ void solve_refined(
     size = now;
     if (!halved) break;
   }
+}
+
+// found = the system's inverse times rhs, refined
+__device__ inline void solve_refined(
+    const Plan& plan, const Sample& of, const real* rhs, real* found, int refinements, double rounding) {
+  once(plan, of, rhs, found);
+  refine(plan, of, rhs, found, refinements, rounding);
 }

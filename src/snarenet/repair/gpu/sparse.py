@@ -32,7 +32,7 @@ _SHARING = 8  # the most threads that share a sum
 _RESIDENT = 2, 4  # blocks that a multiprocessor has registers for: few samples get more each, of many some wait in turn
 _INSIDE = {"FRONTS": 1, "SOLVING": 2, "FACTOR": 4, "TABLES": 8, "VECTORS": 16}  # what may be in shared memory
 _FRONTS, _SOLVING, _FACTOR, _TABLES, _VECTORS = _INSIDE.values()
-_WORK = 512  # bytes of what all threads share, at most
+_WORK = 768  # bytes of what all threads share, at most
 _RESERVED = 1024  # bytes of shared memory that every block has for itself
 _LEAST, MOST = 4.0, 1.0  # shift of a singular matrix, in roundings times its size; and the share of it to give up at
 
@@ -175,6 +175,11 @@ class KernelFactor(SparseFactor):
             self, values=values, damping=damping, inverse_weights=weights, kept=kept, length=length,
             info=self.info[samples],
         )  # fmt: skip
+
+    def replaced(self, samples: Tensor, other: KernelFactor) -> KernelFactor:
+        names = ("values", "damping", "inverse_weights", "kept", "length", "info")
+        both = {name: (getattr(self, name), getattr(other, name)) for name in names}
+        return replace(self, **{name: a if a is None else a.index_copy(0, samples, b) for name, (a, b) in both.items()})
 
     def solve(self, rhs: Tensor) -> Tensor:
         found = torch.empty_like(rhs, memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from torch import Tensor
 from snarenet.constraints.maps import IdentityMap, add
 from snarenet.damping import CAREFUL, EXACT, FAR, GOOD, NEAR, QUICK, SAFE, Annealed, smallest
 from snarenet.linalg import column
+from snarenet.repair.foresight import BREAK, TOUCH, Rows
 from snarenet.repair.gpu import launching
 from snarenet.repair.gpu.sparse import MOST, THREADS, KernelFactor, kernel_systems, loaded, rounding, start
-from snarenet.repair.holding import HOLD
 from snarenet.repair.loop import Live, Loop, OutputSpace
-from snarenet.repair.loop.steps import Pulled, Step
+from snarenet.repair.loop.steps import Pulled, Step, Trial
 from snarenet.repair.stopping import GOING, PROGRESS, inner_tolerance, negligible
 
 
@@ -50,7 +50,7 @@ class KernelSpace(OutputSpace):
     def start(self, y: Tensor) -> Tensor:
         return y.contiguous()
 
-    def step_of(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
+    def step_of(self, s: Live) -> Trial:
         """A step of those samples that are going."""
         position = s.position
         linear = self.others.linearize(position)
@@ -63,27 +63,32 @@ class KernelSpace(OutputSpace):
         d, trial = torch.empty_like(position), torch.empty_like(position)
         w, left = torch.empty_like(factor.damping), torch.empty_like(factor.damping)
         stalled = torch.empty(batch, dtype=torch.bool, device=position.device)
+        residual, used = torch.empty_like(s.residual), torch.empty_like(s.pinned)
+        value, foresees = _given(s.value, position)
+        low = torch.empty_like(used) if foresees else None
         factor.launch(
             "step", factor.info, systems.shift(raw), MOST, systems.refinements, rounding(raw),
-            raw.contiguous(), s.residual.contiguous(), violated.contiguous(), int(not self.active),
+            raw.contiguous(), s.residual.contiguous(), s.pinned.contiguous(), int(not self.active),
             self.scale.contiguous(), *_given(self.box, position), *_level(s.level, position), s.status, position,
-            d, w, left, trial, stalled, negligible(raw.dtype), making=True, source="stepping",
+            value, s.lower.contiguous(), s.upper.contiguous(), foresees, TOUCH, BREAK, used, residual,
+            used if low is None else low, d, w, left, trial, stalled, negligible(raw.dtype),
+            making=True, source="stepping",
         )  # fmt: skip
         kept = self.budget.take(factor)
         assert kept is None or isinstance(kept, KernelFactor)
         loaded("sparse", raw, systems.threads)  # a recorded way back may have to make factors again, and cannot load
-        return trial, Saved(position, d, w, left, stalled, kept)
+        return Trial(trial, Rows(used, residual, low), Saved(position, d, w, left, stalled, kept))
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
         y, d, w, _, _, factor = step.saved
         if factor is None:
-            factor = self.system(y, step.violated, step.damping).factor
+            factor = self.system(y, step.used, step.damping).factor
         v, moved = cotangent.contiguous(), step.moved
         assert moved is not None
         p, q, e = torch.empty_like(w), torch.empty_like(w), torch.empty_like(v)
         box = v.new_empty(len(v), self.first)
         factor.launch(
-            "adjoint", factor.systems.refinements, rounding(v), step.violated.contiguous(), moved,
+            "adjoint", factor.systems.refinements, rounding(v), step.used.contiguous(), moved,
             *_given(self.box, v), *_level(step.damping, v), v, p, q, e, box, source="stepping",
         )  # fmt: skip
         w = torch.where(moved.unsqueeze(1), w, 0.0)
@@ -99,21 +104,19 @@ class KernelLoop(Loop):
 
     name = "loop with a kernel a step"
 
-    def _trial(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
+    def _trial(self, s: Live) -> Trial:
         assert isinstance(s.space, KernelSpace)
-        return s.space.step_of(s, violated)
+        return s.space.step_of(s)
 
-    def _look(
-        self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
-    ) -> tuple[Live, Tensor | None, bool]:
-        space, damping = s.space, self.damping
+    def _look(self, k: int, s: Live, step: Trial, eager: bool) -> tuple[Live, Tensor | None, bool]:
+        space, damping, (trial, rows, saved) = s.space, self.damping, step
         assert isinstance(space, KernelSpace)
         value, like = space.others.value(trial), partial(torch.empty_like, memory_format=torch.contiguous_format)
         look, strict = self._looks(k, s), s.strictness
         after = [*map(like, (s.position, s.residual, s.worst))]
         after += [like(s.level) if isinstance(s.level, Tensor) else like(s.worst)]
         after += [*map(like, (s.status, s.steps, s.best_position, s.best, s.best_steps))]
-        moved, held = torch.empty_like(saved.stalled), None if s.held is None else like(s.held)
+        moved, known = torch.empty_like(saved.stalled), None if s.value is None else like(s.value)
         paced, pace = False, [0.0] * 12
         if self.paced and isinstance(damping, Annealed):
             quick, rule = min(QUICK, damping.ratio), (SAFE, NEAR, GOOD, FAR, EXACT, CAREFUL)
@@ -122,12 +125,12 @@ class KernelLoop(Loop):
         start(
             "stepping", "settle", trial, THREADS * trial.element_size(),
             value.shape[1], space.first, trial.shape[1], value.contiguous(), s.lower.contiguous(), s.upper.contiguous(),
-            s.residual.contiguous(), violated.contiguous(), *_given(strict, trial), space.scale.contiguous(),
+            s.residual.contiguous(), rows.residual, rows.used, *_given(strict, trial), space.scale.contiguous(),
             *_given(space.box, trial), *_given(space.units, trial), s.position, trial, saved.d, saved.left,
             _level(s.level, trial)[0], saved.stalled,
-            s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark, *_given(s.held, moved), HOLD,
+            s.status, s.steps, s.worst, s.best_position, s.best, s.best_steps, s.mark, *_given(s.value, trial),
             inner_tolerance(self.tol, space.slack), int(look), PROGRESS, int(self.tol == 0), int(paced), *pace,
-            *after, moved if held is None else held, moved,
+            *after, trial if known is None else known, moved,
         )  # fmt: skip
         position, r, worst, level, status, steps, best_position, best, best_steps = after
         if not paced:
@@ -135,7 +138,7 @@ class KernelLoop(Loop):
         stopped = eager and not bool((status == GOING).all())
         mark = s.best if look else s.mark
         best_so_far = best_position, best, best_steps
-        return Live(*s[:6], position, r, worst, level, status, steps, *best_so_far, mark, held), moved, stopped
+        return Live(*s[:6], position, r, worst, level, status, steps, *best_so_far, mark, known), moved, stopped
 
 
 def _given(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:

@@ -129,10 +129,10 @@ class BoundedSpace(Space):
                 factor = self.sparse(pattern).factor(values, scale * column(damping), fixed.weights, active)
             return SparseDual(factor, damping, fixed)
         assert not isinstance(factor, SparseFactor)
-        rows = _FreeColumns(linear, free)
+        rows = _FreeColumns(linear, free).linearize(linear.y)
         if self.others.rows > free.shape[1]:
-            return Primal(rows, linear.y, active, scale, damping, factor)
-        return Dual(rows, linear.y, active, scale * column(damping), damping, factor=factor)
+            return Primal(rows, active, scale, damping, factor)
+        return Dual(rows, active, scale * column(damping), damping, factor=factor)
 
     def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
         everything = torch.ones_like(position, dtype=torch.bool)
@@ -155,7 +155,7 @@ class BoundedSpace(Space):
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
         y, d, w, free, scale, _, _, factor = step.saved
-        target, active = y - d, step.violated[:, self.first :]
+        target, active = y - d, step.used[:, self.first :]
         clipped = (target < self.lower) | (target > self.upper)
         if step.moved is not None:
             clipped = clipped & step.moved.unsqueeze(1)

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from snarenet.constraints.base import largest, residual
 from snarenet.damping import Damping
 from snarenet.repair.engine import Batch, Description, Engine, Outcome
-from snarenet.repair.holding import hold
-from snarenet.repair.loop.spaces import Space
-from snarenet.repair.loop.steps import Step
+from snarenet.repair.foresight import Rows
+from snarenet.repair.loop.spaces import OutputSpace, Space
+from snarenet.repair.loop.steps import Step, Trial
 from snarenet.repair.loop.tape import StepTape
 from snarenet.repair.stopping import (
     CONVERGED,
@@ -57,14 +57,13 @@ class Loop(Engine):
     def __init__(self, space: Space, damping: Damping, tol: float, max_steps: int) -> None:
         self.space, self.damping, self.tol, self.max_steps = space, damping, tol, max_steps
         self.traceable, self.paced = space.traceable, damping.paced and space.curved
-        self.holds = self.paced and space.selects
+        self.foresees = self.paced and space.selects
 
     def describe(self, batch: Batch) -> Description:
         live = self._begin(batch, eager=True)
-        violated = (live.residual != 0) | live.pinned
-        where, system = self.space.describe(live.position, violated, live.level)
-        saved = self._trial(live, violated)[1]
-        kept = [violated, *(leaf for leaf in tree_leaves(saved) if leaf is not None)]
+        _, (used, *_), saved = self._trial(live)
+        where, system = self.space.describe(live.position, used, live.level)
+        kept = [used, *(leaf for leaf in tree_leaves(saved) if leaf is not None)]
         return Description(f"{self.name} {where}", system, sum(leaf.nbytes for leaf in kept) / len(batch.y))
 
     def tensors(self, y: Tensor) -> tuple[Tensor, ...]:
@@ -101,7 +100,8 @@ class Loop(Engine):
         """Everybody before the first step."""
         y, lower, upper, finite = batch
         space, damping, position = self.space, self.damping, self.space.start(y)
-        r = residual(space.value(position), lower, upper)
+        value = space.value(position)
+        r = residual(value, lower, upper)
         worst = largest(r)
         status = judge(worst, self.tol, broken=~finite | ~(worst < math.inf), stalled=None)
         strict = strictness(space.scales().expand_as(r), self.tol) if damping.relative else None
@@ -110,44 +110,41 @@ class Loop(Engine):
         distance = _distance(space, position, r) if self.paced else None
         level, steps = damping.first(y, distance), torch.zeros_like(status)
         best = position, worst, steps, torch.full_like(worst, math.inf)
-        held = torch.zeros_like(r, dtype=torch.bool) if self.holds else None
         start = position, r, worst, level, status, steps
-        return Live(None, space, lower, upper, lower == upper, strict, *start, *best, held)
+        return Live(None, space, lower, upper, lower == upper, strict, *start, *best, value if self.foresees else None)
 
     def _step(self, k: int, s: Live, eager: bool, tape: StepTape | None) -> tuple[Live, bool]:
         """Everybody after step k, and whether somebody stopped."""
-        violated = (s.residual != 0) | s.pinned
-        trial, saved = self._trial(s, violated)
-        after, moved, stopped = self._look(k, s, violated, trial, saved, eager)
+        step = self._trial(s)
+        after, moved, stopped = self._look(k, s, step, eager)
         if tape is not None:
-            below = s.space.below(s.residual, saved) if tape.bounds else None
-            if below is not None and s.held is not None:  # these are on the other side of their bound
-                below = below ^ s.held
-            tape.steps.append(Step(s.samples, violated, below, s.level, moved, saved))
+            below = s.space.below(s.residual, step.saved) if tape.bounds else None
+            if below is not None and step.rows.low is not None:
+                below = below | step.rows.low
+            tape.steps.append(Step(s.samples, step.rows.used, below, s.level, moved, step.saved))
         return after, stopped
 
-    def _trial(self, s: Live, violated: Tensor) -> tuple[Tensor, Any]:
-        """Where the next step leads, and what its way back needs."""
-        return s.space.step(s.position, s.residual, violated, s.level)
+    def _trial(self, s: Live) -> Trial:
+        """The next step."""
+        rows = Rows((s.residual != 0) | s.pinned, s.residual)
+        if self.foresees and s.value is not None:
+            assert isinstance(s.space, OutputSpace)
+            assert isinstance(s.level, Tensor)
+            return s.space.step_ahead(s.position, rows, s.level, s.value, s.lower, s.upper)
+        position, saved = s.space.step(s.position, s.residual, rows.used, s.level)
+        return Trial(position, rows, saved)
 
-    def _look(
-        self, k: int, s: Live, violated: Tensor, trial: Tensor, saved: Any, eager: bool
-    ) -> tuple[Live, Tensor | None, bool]:
+    def _look(self, k: int, s: Live, step: Trial, eager: bool) -> tuple[Live, Tensor | None, bool]:
         """Where step k led: everybody after it, who moved (None for all), and whether somebody stopped."""
-        tol = inner_tolerance(self.tol, s.space.slack)
+        tol, (trial, rows, saved) = inner_tolerance(self.tol, s.space.slack), step
         value = s.space.value(trial)
         r = residual(value, s.lower, s.upper)
         worst = largest(r if s.strictness is None else r * s.strictness)
-        stalled, gain, unseen = s.space.stationary(s.residual, s.level, saved), None, None
+        stalled, gain, unseen, pace = s.space.stationary(rows.residual, s.level, saved), None, None, None
         if self.damping.searches:
-            gain, unseen = _gain(s, violated, trial, r, saved)
-        pace = held = slacks = None
-        if self.holds:
-            foreseen = s.space.predict(s.position, trial, s.residual, saved)
-            reach = (trial - s.position).norm(dim=1, keepdim=True) * s.space.scales().sqrt()
-            slacks, held = hold(value, s.lower, s.upper, violated, foreseen, reach)
+            gain, unseen = _gain(s, step, r)
         if self.paced:
-            pace = _gain(s, violated, trial, r, saved)[0], _distance(s.space, s.position, s.residual)
+            pace = _gain(s, step, r)[0], _distance(s.space, s.position, rows.residual)
         moved, status, stopped = None, s.status, False
         look = self._looks(k, s)
         if not (eager and gain is None and not look and all_go_on(worst, tol, stalled)):
@@ -161,14 +158,14 @@ class Loop(Engine):
             else:
                 trial, r = (torch.where(moved.unsqueeze(1), *pair) for pair in ((trial, s.position), (r, s.residual)))
                 worst = torch.where(moved, worst, s.worst)
+                value = value if s.value is None else torch.where(moved.unsqueeze(1), value, s.value)
         level = self.damping.following(k, s.level, *(pace or (gain,)))
         mark = s.best if look else s.mark
         steps = s.steps + (1 if eager else (s.status == GOING))
         seen = worst if s.strictness is None else largest(r)
         best = (trial, seen, steps) if self.tol == 0 else s.better(trial, seen, steps, eager)
-        if held is not None and slacks is not None:
-            r, held = s.hold(r, slacks, held, moved)
-        return Live(*s[:6], trial, r, worst, level, status, steps, *best, mark, held), moved, stopped
+        value = None if s.value is None else value
+        return Live(*s[:6], trial, r, worst, level, status, steps, *best, mark, value), moved, stopped
 
     def _looks(self, k: int, s: Live) -> bool:
         """Is it time to look at the progress of samples?"""
@@ -194,21 +191,13 @@ class Live(NamedTuple):
     best: Tensor  # its largest violation
     best_steps: Tensor  # the steps that led to it
     mark: Tensor  # the least violation when the progress was looked at
-    held: Tensor | None  # rows whose residual is a slack, see `holding.py`
+    value: Tensor | None  # (b, rows) g at the position, if steps are looked at before they are taken
 
     def select(self, keep: Tensor) -> Live:
         """Some of these samples."""
         samples = keep if self.samples is None else self.samples[keep]
         rest: Any = (tensor[keep] if isinstance(tensor, Tensor) else tensor for tensor in self[2:])
         return Live(samples, self.space.select(keep), *rest)
-
-    def hold(self, residual: Tensor, slacks: Tensor, held: Tensor, moved: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The residual of a step that held rows, and these; those of before where a sample did not move."""
-        assert self.held is not None
-        if moved is None:
-            return torch.where(held, slacks, residual), held
-        held, moved = held & moved.unsqueeze(1), moved.unsqueeze(1)
-        return torch.where(held, slacks, residual), torch.where(moved, held, self.held)
 
     def better(self, position: Tensor, seen: Tensor, steps: Tensor, eager: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(best_position, best, best_steps) after so many steps to a position where the largest violation is `seen`."""
@@ -243,9 +232,10 @@ def _distance(space: Space, position: Tensor, residual: Tensor) -> Tensor:
     return torch.where(size > 0, away / size, math.inf)
 
 
-def _gain(s: Live, violated: Tensor, trial: Tensor, r: Tensor, saved: Any) -> tuple[Tensor, Tensor]:
-    """(B,) actual over predicted decrease of the squared violation, and whether rounding would hide the latter."""
-    before, after = s.space.merit(s.residual, saved), s.space.merit(r, saved)
-    foreseen = torch.where(violated, s.space.predict(s.position, trial, s.residual, saved), 0.0)
+def _gain(s: Live, step: Trial, r: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) actual over predicted decrease of the squared residual, and whether rounding would hide the latter."""
+    trial, rows, saved = step
+    before, after = s.space.merit(rows.residual, saved), s.space.merit(r, saved)
+    foreseen = torch.where(rows.used, s.space.predict(s.position, trial, rows.residual, saved), 0.0)
     predicted = (before - s.space.merit(foreseen, saved)).abs()  # a step that a box cuts short may foresee an increase
     return (before - after) / predicted, predicted <= 8 * torch.finfo(r.dtype).eps * before

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import IdentityMap, Map, add, gradients
+from snarenet.constraints.maps import IdentityMap, Linearization, Map, add, gradients
 from snarenet.constraints.sparsity import Pattern
 from snarenet.linalg import (
     ConjugateGradients,
@@ -41,7 +41,8 @@ from snarenet.linalg import (
     column,
     eliminate,
 )
-from snarenet.repair.loop.steps import Pulled, Step
+from snarenet.repair.foresight import Model, Rows, foresee
+from snarenet.repair.loop.steps import Pulled, Step, Trial
 from snarenet.repair.stopping import negligible, slack
 from snarenet.tracing import tracing
 
@@ -184,7 +185,7 @@ class ConstraintSpace(Space):
         return v @ self.spectrum.pseudo_inverse
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
-        q = keep_where(step.violated, self.spectrum.transfer(cotangent, step.damping, transpose=True))
+        q = keep_where(step.used, self.spectrum.transfer(cotangent, step.damping, transpose=True))
         q = keep_where(step.moved, q)
         return Pulled(cotangent - q, q, None, ())
 
@@ -214,6 +215,15 @@ class Budget:
             return None
         self.left -= size
         return factor
+
+
+class _Move(NamedTuple):
+    """How far a step goes, its multipliers, what it leaves of the residual, as `Saved` has them, and its factor."""
+
+    d: Tensor
+    w: Tensor
+    left: Tensor
+    factor: Factor
 
 
 class Saved(NamedTuple):
@@ -294,28 +304,50 @@ class OutputSpace(Space):
             first = self.eliminated.row_norms(box) if self.relative else box
         return torch.cat([first.expand(self.scale.shape[0], -1), self.scale], 1)
 
-    def system(self, y: Tensor, violated: Tensor, damping: float | Tensor, factor: Factor = None) -> System:
-        """The linear system of a step from y."""
+    def system(
+        self,
+        y: Tensor,
+        violated: Tensor,
+        damping: float | Tensor,
+        factor: Factor = None,
+        linear: Linearization | None = None,
+    ) -> System:
+        """The linear system of a step from y; `linear` are the remaining rows there, if somebody has them."""
         active = violated if self.active else None
         others = None if active is None else active[:, self.first :]
-        delta = self.scale * column(damping)
         if self.sparse is not None:
-            box = None if self.eliminated is None else self._box(y, active, damping)
-            if not isinstance(factor, SparseFactor):
-                linear = self.others.linearize(y)
-                values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
-                assert pattern is not None
-                factor = self.sparse(pattern).factor(values, delta, None if box is None else box.weights, others)
-            return SparseDual(factor, damping, box)
+            if isinstance(factor, SparseFactor):
+                return SparseDual(factor, damping, None if self.eliminated is None else self._box(y, active, damping))
+            linear = self.others.linearize(y) if linear is None else linear
+            values, pattern = linear.values, linear.pattern  # in this order: evaluating J may widen the pattern
+            assert pattern is not None
+            return self._on_pattern(pattern, values, self.scale, y, active, damping)
         assert not isinstance(factor, SparseFactor)
+        linear = self.others.linearize(y) if linear is None else linear
         if self.eliminated is None and self.others.rows > y.shape[1] and self.krylov is None:
-            return Primal(self.others, y, others, self.scale, damping, factor)
+            return Primal(linear, others, self.scale, damping, factor)
         eliminated: Eliminated | None = None
         if self.spectrum is not None:
             eliminated = eliminate(self.spectrum, damping)
         elif self.eliminated is not None:
             eliminated = self._box(y, active, damping)
-        return Dual(self.others, y, others, delta, damping, eliminated, factor, self.krylov)
+        return Dual(linear, others, self.scale * column(damping), damping, eliminated, factor, self.krylov)
+
+    def _on_pattern(
+        self,
+        pattern: Pattern,
+        values: Tensor,
+        scale: Tensor,
+        y: Tensor,
+        active: Tensor | None,
+        damping: float | Tensor,
+    ) -> SparseDual:
+        """The system of some samples on the pattern of the remaining rows."""
+        assert self.sparse is not None
+        box = None if self.eliminated is None else self._box(y, active, damping)
+        weights, others = None if box is None else box.weights, None if active is None else active[:, self.first :]
+        factor = self.sparse(pattern).factor(values, scale * column(damping), weights, others)
+        return SparseDual(factor, damping, box)
 
     def describe(self, position: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[str, str]:
         box = self.eliminated is not None and self.spectrum is None
@@ -331,9 +363,47 @@ class OutputSpace(Space):
         return EliminatedBox(used, damping, box.scale, self.relative)
 
     def step(self, position: Tensor, residual: Tensor, violated: Tensor, damping: float | Tensor) -> tuple[Tensor, Any]:
-        system = self.system(position, violated, damping)
+        move = self._move(self.system(position, violated, damping), residual)
+        return position - move.d, self._saved(position, move)
+
+    def step_ahead(
+        self, position: Tensor, rows: Rows, damping: Tensor, value: Tensor, lower: Tensor, upper: Tensor
+    ) -> Trial:
+        """A step that was looked at before it is taken, see `foresight.py`; `value` is g at the position."""
+        linear = self.others.linearize(position)
+        move = self._move(self.system(position, rows.used, damping, linear=linear), rows.residual)
+        change, left = linear.jvp(move.d), move.left
+        if self.eliminated is not None:
+            first = self.eliminated.jvp(position, move.d)
+            change, left = (
+                torch.cat([first, change], 1),
+                torch.cat([rows.residual[:, : self.first] - first, left], 1),
+            )
+        model = Model(value, change, left, move.d.norm(dim=1, keepdim=True), self.scales())
+        rows, again = foresee(rows, model, lower, upper)
+        if tracing() or bool(again.any()):
+            move = self._moved_again(move, linear, rows, damping, again)
+        return Trial(position - move.d, rows, self._saved(position, move))
+
+    def _moved_again(self, move: _Move, linear: Linearization, rows: Rows, damping: Tensor, again: Tensor) -> _Move:
+        """The same with another move of those that shall move `again`, (b,): by other rows, and the same J."""
+        if self.sparse is None or tracing():  # the others have the same rows as before, so they move as before
+            return self._move(self.system(linear.y, rows.used, damping, linear=linear), rows.residual)
+        some, values, pattern = again.nonzero().squeeze(1), linear.values, linear.pattern
+        assert pattern is not None
+        used, scale = rows.used[some], self.scale[some]
+        system = self._on_pattern(pattern, values[some], scale, linear.y[some], used, damping[some])
+        new = self._move(system, rows.residual[some])
+        d, w, left = (old.index_copy(0, some, part) for old, part in zip(move[:3], new[:3], strict=True))
+        assert isinstance(move.factor, SparseFactor)
+        return _Move(d, w, left, move.factor.replaced(some, system.factor))
+
+    def _move(self, system: System, residual: Tensor) -> _Move:
         d, w = system.step(residual[:, self.first :], residual[:, : self.first])
-        return position - d, Saved(position, d, w, system.left(w), self.budget.take(system.factor))
+        return _Move(d, w, system.left(w), system.factor)
+
+    def _saved(self, position: Tensor, move: _Move) -> Saved:
+        return Saved(position, *move[:3], self.budget.take(move.factor))
 
     def predict(self, position: Tensor, trial: Tensor, residual: Tensor, saved: Saved) -> Tensor:
         if self.eliminated is None:
@@ -363,13 +433,13 @@ class OutputSpace(Space):
 
     def pull_step(self, step: Step, cotangent: Tensor, wanted: tuple[Tensor, ...]) -> Pulled:
         y, d, w, _, factor = step.saved
-        system = self.system(y, step.violated, step.damping, factor)
+        system = self.system(y, step.used, step.damping, factor)
         p, e, p_eliminated = system.adjoint(cotangent)
         p, w = keep_where(step.moved, p), keep_where(step.moved, w)
-        q = keep_where(step.violated[:, self.first :], p)
+        q = keep_where(step.used[:, self.first :], p)
         change, *found = self.others.pullback(y, [(-w, e), (p, d)], -q, wanted)  # of minus psi
         if self.eliminated is not None and p_eliminated is not None:
-            first = keep_where(step.moved, keep_where(step.violated[:, : self.first], p_eliminated))
+            first = keep_where(step.moved, keep_where(step.used[:, : self.first], p_eliminated))
             change = add(change, -self.eliminated.vjp(y, first))
             q = torch.cat([first, q], 1)
         before = cotangent if change is None else cotangent + change

@@ -9,6 +9,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from snarenet.linalg import SparseFactor
+from snarenet.repair.foresight import Rows
+
+
+class Trial(NamedTuple):
+    """A step that is yet to be taken.
+
+    Attributes:
+        position: where it leads.
+        rows: those that it uses.
+        saved: what its way back needs.
+    """
+
+    position: Tensor
+    rows: Rows
+    saved: Any
 
 
 class Step(NamedTuple):
@@ -16,15 +31,15 @@ class Step(NamedTuple):
 
     Attributes:
         samples: (b,) the samples that took it, or None for the whole batch.
-        violated: (b, rows) true for rows outside their bounds, and for all equalities.
-        below: (b, rows) true for rows below their lower bound; None where no bound needs a gradient.
+        used: (b, rows) true for rows outside their bounds, equalities, and those that it would have broken.
+        below: (b, rows) true for rows that it led to their lower bound; None where no bound needs a gradient.
         damping: its damping, a number or (b,).
         moved: (b,) true where the step was accepted, or None where all were.
         saved: what the space wants to know again.
     """
 
     samples: Tensor | None
-    violated: Tensor
+    used: Tensor
     below: Tensor | None
     damping: float | Tensor
     moved: Tensor | None

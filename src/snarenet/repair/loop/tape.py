@@ -71,7 +71,7 @@ class StepTape(Tape):
         for k, step in enumerate(self.steps):
             keep = ((lasts if step.samples is None else lasts[step.samples]) > k).nonzero().squeeze(1)
             if len(keep):
-                kept.append(step if len(keep) == len(step.violated) else step.select(keep))
+                kept.append(step if len(keep) == len(step.used) else step.select(keep))
         return kept
 
 
