@@ -16,7 +16,7 @@ from snarenet_lab.experiments.compare import Plan
 CPU = torch.device("cpu")
 
 
-def test_portfolios_are_as_good_as_clarabel(tmp_path: Path) -> None:
+def test_portfolios_are_as_good_as_clarabel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = portfolio.measure(CPU, tmp_path, assets=(8,), instances=120, batch=10, epochs=1)
     assert list(found.columns) == list(portfolio.COLUMNS)
     rows = {row[1]: row for row in found.rows}
@@ -24,6 +24,10 @@ def test_portfolios_are_as_good_as_clarabel(tmp_path: Path) -> None:
     assert all(abs(rows[name][2]) < 1e-4 for name in ("projection", "projection, on weights"))  # percent
     assert rows["network"][2] > 0
     assert all(row[4] <= 1e-8 and row[5] > 0 for row in rows.values())
+    monkeypatch.setattr(portfolio, "solve", lambda *_, **__: pytest.fail("Clarabel is asked again"))
+    again = portfolio.measure(CPU, tmp_path, assets=(8,), instances=120, batch=10)
+    assert again.rows[0] == found.rows[0]
+    assert again.rows[1][2:5] == pytest.approx(found.rows[1][2:5], abs=1e-10)
 
 
 def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

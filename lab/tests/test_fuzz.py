@@ -152,7 +152,7 @@ def unmasked(real: Callable[..., Any]) -> Callable[..., Any]:
     """A step back in which satisfied rows take part."""
 
     def planted(self: Any, step: Any, *rest: Any) -> Pulled:
-        return real(self, step._replace(violated=torch.ones_like(step.violated)), *rest)
+        return real(self, step._replace(used=torch.ones_like(step.used)), *rest)
 
     return planted
 

@@ -149,7 +149,7 @@ def test_the_memory_is_that_of_the_tape(name: str) -> None:
         tape: Any = engine.run(batch, taped=True)[1]
     step = tape.steps[0]
     assert step.samples is None
-    kept = [step.violated, *(leaf for leaf in tree_leaves(step.saved) if leaf is not None)]
+    kept = [step.used, *(leaf for leaf in tree_leaves(step.saved) if leaf is not None)]
     assert sn.explain(constraints, y, x, **options).memory == sum(leaf.nbytes for leaf in kept) / len(y)
 
 

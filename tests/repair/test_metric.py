@@ -284,5 +284,28 @@ def test_the_rescue_without_weights_is_as_it_was() -> None:
     wave = sn.Nonlinear(lambda y, x: y.sin(), 2, equals=0.5)
     instance = wave.at(torch.zeros(1, 2, dtype=torch.float64))
     options = sn.SnareLayer(wave).options
-    assert len(attempts(options, instance, True)) == len(attempts(options, instance, False)) + 1
-    assert all(attempt.weighted for attempt in attempts(options, instance, False))
+    plain, weighted = (attempts(options, instance, given) for given in (False, True))
+    assert all(attempt.power == 1 for attempt in plain)
+    assert [attempt.power for attempt in weighted if attempt not in plain] == [0, 0, -0.25]
+    assert weighted[3:] == plain
+
+
+def test_other_metrics_go_on_from_the_best_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt takes two steps; the next begins where these led."""
+    module, weights = sys.modules["snarenet.repair.repair"], torch.tensor([1.0] * 5 + [1e8], dtype=torch.float64)
+    constraints = sn.Nonlinear(function, 3, lower=-0.5, upper=0.5)
+    for kick, power in ((None, 0), (0, 0), (0, -0.25)):
+        attempt = Attempt(damping=None, kick=kick, power=power)
+        monkeypatch.setattr(module, "attempts", lambda *_, attempt=attempt: (attempt,))
+        first = sn.repair(constraints, Y, X, start=None, tol=1e-6, weights=weights, max_steps=2)
+        assert not first.converged.any()
+        begun = Y if kick is None else first.value
+        other = weights.pow(power) if power else None
+        expected = sn.repair(constraints, begun, X, start=None, tol=1e-6, weights=other, max_steps=20)
+        choose = module.choose
+        limits = iter((2, 20))
+        with monkeypatch.context() as m:
+            m.setattr(module, "choose", lambda o, *rest: choose(replace(o, max_steps=next(limits)), *rest))  # noqa: B023
+            solution = sn.repair(constraints, Y, X, start=None, tol=1e-6, weights=weights, rescue=True)
+        assert_equal(solution.value, expected.value, 1e-12)
+        assert solution.converged.all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import snarenet as sn
 from snarenet.training import step
@@ -35,6 +36,23 @@ def test_steps_follow_what_is_needed() -> None:
     made.record = 39
     made.review_record(failed=0.05, steps=39.0)
     assert made.record == 40
+
+
+def test_samples_that_more_steps_do_not_help_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 samples one is lost, and one was rescued after 100 steps; the others need at most 10."""
+    made, x = stepper(), sn.problems.load("nclp", size=8, inequalities=3, equalities=2, instances=40).inputs[:20]
+    outcome = made.problem.run(made.model, x)
+    taken, reached = torch.arange(20) // 2 + 1, torch.ones(20, dtype=torch.bool)
+    taken[:2], reached[0] = torch.tensor([600, 130]), False
+    changed = outcome._replace(steps=taken, converged=reached)
+    monkeypatch.setattr(type(made.problem), "run", lambda *_: changed)
+    made.choose_record(x)
+    assert made.record == 15
+    assert made.lost == pytest.approx(0.1)
+    made.review_record(failed=0.105, steps=15.0)
+    assert made.record == 15
+    made.review_record(failed=0.12, steps=15.0)
+    assert made.record == 23
 
 
 def test_steps_that_were_asked_for_stay() -> None:

@@ -64,14 +64,19 @@ class Metric:
         return f"by `weights`, the largest {float(self.scale.max().square()):.3g} times the least"
 
 
-def metric_of(options: Options, memo: Memo, weights: Tensor | None, size: int | None) -> Metric | None:
-    """The metric of the repair's steps for y of `size` entries, made and checked once; None for plain distances."""
+def metric_of(
+    options: Options, memo: Memo, weights: Tensor | None, size: int | None, power: float = 1.0
+) -> Metric | None:
+    """The metric of the repair's steps for y of `size` entries, made and checked once; None for plain distances.
+
+    It is that of a `power` of the weights.
+    """
     check_weights(weights)
     if weights is None:
         return None
 
     def build() -> Metric:
         check_weights(weights, size, numbers=True)
-        return Metric(weights, options.dtype)
+        return Metric(weights.detach().pow(power), options.dtype)
 
-    return memo.get(("metric", size, options.dtype), (weights,), build)
+    return memo.get(("metric", size, options.dtype, power), (weights,), build)

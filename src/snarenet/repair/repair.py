@@ -69,8 +69,8 @@ def repair(
         tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
-        rescue: repair samples that did not converge again: in equal `weights`, and in up to six attempts that never
-            leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold first step,
+        rescue: repair samples that did not converge again: by other `weights`, equal ones first, and in up to six
+            attempts that never leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold first step,
             small random moves from the best point so far. "first" makes the first of these attempts alone. Results are
             reproducible and do not depend on the batch.
         restarts: repair samples that are still outside then so many times more, from predictions moved far away at
@@ -216,9 +216,13 @@ class _Course(NamedTuple):
         given = self.given.select(index)
         return self._replace(given=given, taken=self.taken.select(index) if self.metric else given)
 
-    def unweighted(self) -> _Course:
-        """That in y itself."""
-        return self._replace(taken=self.given, metric=None)
+    def by(self, power: float, options: Options) -> _Course:
+        """That in the metric of a power of the weights."""
+        if power == 1:
+            return self
+        metric = metric_of(options, self.memo, self.weights, None, power) if power else None
+        taken = self.given if metric is None else self.given._replace(map=metric.map(self.given.map))
+        return self._replace(taken=taken, metric=metric)
 
     def begin(self, options: Options, y: Tensor, near: Tensor | None = None) -> Tensor:
         """Where the repair of y begins."""
@@ -287,7 +291,7 @@ def _rescue(options: Options, course: _Course, start: Tensor, finite: Tensor, ou
             break
         y = begin(attempt, start[failed], out.value[failed])
         plain = attempt.damping is None or options.krylov is not None  # the space of the rescue needs a matrix
-        part = course.select(failed) if attempt.weighted else course.unweighted().select(failed)
+        part = course.by(attempt.power, options).select(failed)
         again = part.attempt(attempt.options(options), y, finite[failed], None if plain else attempt.scaled)
         out = out.improved(failed, again)
     return out

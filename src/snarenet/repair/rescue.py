@@ -1,11 +1,12 @@
 """The rescue: what is tried for samples that did not converge, one attempt after the other.
 
 Where there are weights, equal ones are tried first: a metric that suits the objective may be a bad one to reach the set
-in. Where the damping went at a pace of its own, its schedule is next. Every attempt after that keeps to the box and
-searches for its damping (`loop/bounded.py`). The first three begin at the start of the repair, and differ in how rows
-are weighed and in how bold the first step is; the others at the best point so far, moved a little at random, since a
-stationary point may be one of symmetry alone. Random directions come from a fixed seed and are the same for all
-samples: what becomes of one never depends on its batch.
+in. Another metric has other points at which no step helps, so the next two go on from the best point so far, with equal
+weights and with the inverse of their fourth roots: what was dear is cheap. Where the damping went at a pace of its own,
+its schedule is next. Every attempt after that keeps to the box and searches for its damping (`loop/bounded.py`). The
+first three begin at the start of the repair, and differ in how rows are weighed and in how bold the first step is; the
+others at the best point so far, moved a little at random, since a stationary point may be one of symmetry alone. Random
+directions come from a fixed seed and are the same for all samples: what becomes of one never depends on its batch.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ class Attempt:
         scaled: weigh rows by their lengths at each step; else all alike.
         damping: where the search for the damping begins; None for no search, but the schedule of the repair.
         kick: how far to move from the best point, in units of each variable's size; None to begin at the start.
-        weighted: in the metric of the repair; else in none, and otherwise as it was.
+        power: of the weights, in whose metric it is; with another one than 1 it is otherwise as the repair was.
     """
 
     scaled: bool = True
     damping: float | None = 1.0
     kick: float | None = None
-    weighted: bool = True
+    power: float = 1.0
 
     def options(self, asked: Options) -> Options:
         """What this attempt asks of a repair that was asked for so."""
-        if not self.weighted:
+        if self.power != 1:
             return asked
         if self.damping is not None:
             return replace(asked, damping=Adaptive(self.damping), rows="active")
@@ -46,7 +47,7 @@ class Attempt:
         return replace(asked, damping=replace(asked.rule, own_pace=False))
 
 
-_EQUAL = Attempt(damping=None, weighted=False)
+_OTHER_METRICS = tuple(Attempt(damping=None, kick=kick, power=power) for kick, power in ((None, 0), (0, 0), (0, -0.25)))
 _SCHEDULE = Attempt(damping=None)  # slower and steadier than a pace of its own
 ATTEMPTS = (
     Attempt(),
@@ -60,7 +61,7 @@ ATTEMPTS = (
 
 def attempts(options: Options, instance: Instance, weighted: bool) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
-    first = (_EQUAL,) if weighted and not instance.map.linear else ()
+    first = _OTHER_METRICS if weighted and not instance.map.linear else ()
     first += (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
     found = first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
     return found[:1] if options.rescue == "first" else found
@@ -73,8 +74,8 @@ def elsewhere(k: int, y: Tensor) -> Tensor:
 
 def begin(attempt: Attempt, start: Tensor, best: Tensor) -> Tensor:
     """Where the attempt begins, from the start of the repair and the best point so far."""
-    if attempt.kick is None:
-        return start
+    if not attempt.kick:
+        return start if attempt.kick is None else best
     return _moved(best, attempt.kick, ATTEMPTS.index(attempt))
 
 

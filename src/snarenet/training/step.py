@@ -103,6 +103,7 @@ class Stepper:
         self.totals = Totals(device, seeds)
         self.records = device.type == "cuda" and group.size == 1 and recordable(config, model.layer, problem)
         self.record = 0 if config.record == "auto" else config.record  # steps in a recording; 0 until they are known
+        self.lost = 0.0  # the share of samples that more steps do not help
         self.lr = torch.tensor(config.lr, device=device)  # tensors: a recording reads them
         self.pull = torch.zeros((), device=device)
         ndim = 2 if seeds == 1 else 3
@@ -146,12 +147,15 @@ class Stepper:
         """Let a recording have some more steps than nearly all samples of x (B, d) need now."""
         with torch.no_grad():
             outcome = self.problem.run(self.model, x.repeat(self.seeds, 1))
-        steps = outcome.steps[outcome.converged].double()
+        plain = outcome.converged & (outcome.steps <= self.config.max_steps)  # the others were rescued, or are lost
+        steps = outcome.steps[plain].double()
         usual = steps.quantile(_NEARLY_ALL).item() if len(steps) else 0.0
-        self.record = max(_FEWEST, math.ceil(_MORE * usual))
+        self.record, self.lost = max(_FEWEST, math.ceil(_MORE * usual)), 1 - plain.double().mean().item()
 
     def review_record(self, failed: float, steps: float) -> None:
         """Record again with more steps if too large a share of an epoch's samples failed, with fewer if few are needed.
+
+        Those that would have to be rescued do not count: a recording has no rescue, however many its steps.
 
         Args:
             failed: the share of samples that did not converge.
@@ -160,7 +164,7 @@ class Stepper:
         if not self.records or self.config.record != "auto":
             return
         enough, record = max(_FEWEST, math.ceil(_MORE * steps)), self.record
-        if failed > _FAILED:
+        if failed > self.lost + _FAILED:
             record = min(self.config.max_steps, math.ceil(_MORE * record))
         elif _MORE * enough < record:
             record = enough
