@@ -33,7 +33,7 @@ from snarenet.tracing import tracing
 
 Form = Literal["dual", "primal"]
 
-ROUNDING = 8.0  # backward error, in roundings, up to which a solution is left as it is
+ROUNDING = 256.0  # backward error, in roundings, up to which a solution is left as it is: the next step mends the rest
 REFINEMENTS = 3  # at most: the first gains the digits that a damping of 1e-8 cancels
 _PRIMAL = 0.7  # share of the dual's cost below which the primal form is worth its refinement
 _HOPELESS = 1.5  # times the products of nonzeros from which on a form is not even ordered

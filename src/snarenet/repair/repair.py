@@ -70,9 +70,9 @@ def repair(
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
         rescue: repair samples that did not converge again: by other `weights`, equal ones first, and in up to six
-            attempts that never leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold first step,
-            small random moves from the best point so far. "first" makes the first of these attempts alone. Results are
-            reproducible and do not depend on the batch.
+            attempts that never leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a
+            bold first step, small random moves from the best point so far. "first" makes the first of these attempts
+            alone. Results are reproducible and do not depend on the batch.
         restarts: repair samples that are still outside then so many times more, from predictions moved far away at
             random, and keep the nearest point of the set that was found: for sets with several pieces. Samples that
             reached the set before are left as they are.

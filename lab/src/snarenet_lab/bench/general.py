@@ -57,6 +57,7 @@ _FLOOR = 1e-3  # of a variable's range: the least deviation
 _STEP = 200  # samples of a training step on a GPU
 _FEW, _ROOM = 8, 2**20  # samples in a batch of those who form dense matrices: these, or as many as have so many entries
 _SECONDS = 10.0  # of passes on the clock: slow ones are fewer
+_SPARE = 4  # steps that a recording may need more than the repair itself
 _MOST = 500  # iterations of IPOPT: those that find a point need some tens
 _SMOOTHINGS = (1e-6, 1e-8, 1e-10)  # of enforce-nn, the first that gets there
 OURS, DENSE, RIVAL, IPOPT = "snarenet", "snarenet, dense", "enforce-nn", "IPOPT"
@@ -325,10 +326,13 @@ def _measured(
 
 
 def _recorded(constraints: sn.Constraints, given: tuple[Tensor, Tensor], repeats: int, backward: bool = True) -> float:
-    """Milliseconds of a recorded layer for a batch."""
+    """Milliseconds of a recorded layer for a batch, with the fewest steps that leave nobody to be repaired again."""
     y, x = given
-    most = int(sn.repair(constraints, y, x, start=None, tol=TOL, rescue=True).steps.max())
-    layer = sn.SnareLayer(constraints, tol=TOL, start=None, record=max(1, most))
+    steps = max(1, int(sn.repair(constraints, y, x, start=None, tol=TOL, rescue=True).steps.max()))
+    layer = sn.SnareLayer(constraints, tol=TOL, start=None, record=steps)
+    with torch.no_grad():
+        while int(layer.solve(y, x).steps.max()) > layer.record < steps + _SPARE:  # rounding differs there
+            layer = sn.SnareLayer(constraints, tol=TOL, start=None, record=layer.record + 1)
     y.requires_grad_(backward)
 
     def run() -> None:

@@ -7,8 +7,8 @@
   and sold, and, in a second row, the weights themselves, with the turnover as an `L1Ball`.
 - The network is trained on the objective, and its predictions are repaired without a projection.
 
-Times on a CPU are those of one core, as the process counts them, so that other work on the machine does not matter. What
-Clarabel found is kept in `OUT/portfolio-clarabel.jsonl`, for a machine that has a GPU and no Clarabel.
+Times on a CPU are those of one core, as the process counts them, so that other work on the machine does not matter.
+What Clarabel found is kept in `OUT/portfolio-clarabel.jsonl`, for a machine that has a GPU and no Clarabel.
 """
 
 from __future__ import annotations
