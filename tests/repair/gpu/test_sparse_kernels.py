@@ -172,7 +172,7 @@ def test_threads_that_share_sums(monkeypatch: pytest.MonkeyPatch, device: str) -
     """With fronts that are all of them a block's, of few pivots or of many."""
     monkeypatch.setattr(sparse, "_TEAMS", {})
     for threads, (rows, columns, density) in ((4, (30, 40, 0.08)), (64, (9, 60, 0.5)), (64, (30, 40, 0.08))):
-        monkeypatch.setattr(sparse, "THREADS", threads if device == "cpu" else 4 * threads)
+        monkeypatch.setattr(sparse, "THREADS", threads if device == "cpu" else max(sparse.WARP, 4 * threads))
         of = systems(rows, columns, "dual", density=density)
         given, rhs = data(of, 2, device), draw(2, rows, seed=1).to(device)
         assert_equal(of.factor(*given).solve(rhs), torch.linalg.solve(matrix(of, *given), rhs), 1e-11)
