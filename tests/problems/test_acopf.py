@@ -56,14 +56,14 @@ def test_no_more_rescue_than_a_layer_has(own: Any, asked: Any, found: Any) -> No
     assert layer.options.rescue == own
 
 
-def test_one_attempt_of_the_rescue_in_training() -> None:
+def test_one_attempt_of_the_rescue_in_training(tmp_path: Path) -> None:
     """A load may be out of a prediction's reach: seven more attempts in every step would not pay."""
     for problem, rescue in ((grid(), "first"), (sn.problems.load("nclp", size=8, equalities=2, instances=60), True)):
         config = sn.TrainConfig(epochs=1, batch=25, width=8, validate_every=1)
         model, seen = config.build(problem), set()
         layer = model.layer
         layer.register_solution_hook(lambda _, layer=layer, seen=seen: seen.add((layer.training, layer.options.rescue)))
-        sn.Trainer(config, quiet=True).fit(model, problem)
+        sn.Trainer(config, tmp_path / problem.name, quiet=True).fit(model, problem)
         assert seen == {(True, rescue), (False, True)}
 
 

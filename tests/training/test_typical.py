@@ -121,11 +121,11 @@ class TestStep:
         assert (found.step > 0, layer.options.start, layer.descends) == (curved, "auto" if curved else None, curved)
         if curved:
             torch.testing.assert_close(found.weights / found.weights[0], problem.bends, rtol=1e-9, atol=0)
-        else:  # the roots of the metric
+        else:  # by lengths that most solutions differ by
             y, x = typical._solutions(problem, torch.zeros(4, dtype=torch.float64))
-            whole = typical._metric(y, typical.Slope(problem.objective, y, x), typical._usual(y), typical._FLOOR)
-            torch.testing.assert_close(found.weights / found.weights[0], (whole / whole[0]).sqrt())
-            assert whole.max() > 1.1 * whole.min()
+            expected = typical._metric(y, typical.Slope(problem.objective, y, x), typical._usual(y), typical._FLOOR)
+            torch.testing.assert_close(found.weights, expected)
+            assert expected.max() > 1.1 * expected.min()
 
     def test_rows_of_the_hessian_count(self) -> None:
         """Of a full Hessian no step exceeds twice what its largest eigenvalue allows."""

@@ -51,7 +51,7 @@ _TITLES = {"acopf": "AC optimal power flow", "mpc": "A unicycle's plan past a ke
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each problem and length of training: means over its runs, the largest of the largest."""
+    """A row for each problem and length of training: mean gaps of its runs, the largest of all, median times."""
     settings: dict[str, list[Run]] = {}
     for run in runs:
         content = (run.sizes, run.config.epochs, run.config.batch)
@@ -71,7 +71,7 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     config = runs[0].config
     seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
     if all(run.metrics() for run in runs):
-        seeds += f", {duration(float(np.mean([_seconds(run) for run in runs])))} on {_device(runs[0])}"
+        seeds += f", {duration(float(np.median([_seconds(run) for run in runs])))} on {_device(runs[0])}"
     cells = (
         "**snarenet**",
         f"{_setting(runs[0])}; {seeds}",
@@ -79,7 +79,7 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
         _percent(float(np.max([np.nanmax(gap) for gap in gaps]))),
         short(max(one["violation"] for one, _ in each)),
         f"{percent(min(feasible))} of {summary['instances']}{left_out}",
-        duration(float(np.mean([one["seconds"]["model"] for one, _ in each]))),
+        duration(float(np.median([one["seconds"]["model"] for one, _ in each]))),
     )
     return dict(zip(_KEYS, cells, strict=True))
 

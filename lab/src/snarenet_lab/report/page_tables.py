@@ -250,9 +250,10 @@ def _results(folder: Path, item: str) -> Results:
 
 _STORED = (
     "ablation-h200", "acopf", "bench-damping-cpu", "bench-forecast-cpu", "bench-growth-h200", "bench-matrix-free-cpu",
-    "bench-nearest-cpu", "bench-parallel-cpu", "bench-portfolio-cpu", "bench-race", "bench-repair-cpu",
-    "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-acopf", "compare-mpc", "compare-nclp",
-    "compare-qcqp", "matrix-free-starts-cpu", "methods", "mpc", "training-steps-h200",
+    "bench-nearest-cpu", "bench-parallel-cpu", "bench-portfolio-cpu", "bench-portfolio-h200", "bench-race",
+    "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-acopf",
+    "compare-forecast", "compare-mpc", "compare-nclp", "compare-portfolio", "compare-qcqp", "matrix-free-starts-cpu",
+    "methods", "mpc", "training-steps-h200",
 )  # fmt: skip
 TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
     "against-paper": against_paper,
