@@ -11,7 +11,7 @@ import pytest
 
 from snarenet.report.numbers import short
 from snarenet_lab.report.documents import write_results
-from snarenet_lab.report.page_tables import TABLES, items, parity
+from snarenet_lab.report.page_tables import TABLES, compared, items, parity
 from snarenet_lab.report.pages import fill, stale, write_pages
 from snarenet_lab.report.provenance import read_notes
 from snarenet_lab.report.results import Cell, Results, Row, Sheet
@@ -70,6 +70,25 @@ class TestThisRepository:
 
 class TestTables:
     """Of results made up for the purpose."""
+
+    @pytest.mark.parametrize(
+        ("gaps", "quality"),
+        [
+            ([{"relative": 0.01, "optimal": 0.5}, {"relative": 0.03, "optimal": 1.0}], "2 % | 75%"),
+            ([{"relative": -1e-9, "optimal": 1.0}, {"relative": 1e-9, "optimal": 1.0}], "0 % | 100%"),
+            ([None, None], "3"),
+        ],
+    )
+    def test_methods_compared(self, tmp_path: Path, gaps: list[dict[str, float] | None], quality: str) -> None:
+        """Means over the seeds, of errors where there are no gaps; one seed is timed."""
+        same = {"feasible": {"1e-08": 1.0}, "training": 60.0}
+        runs = [same | {"gap": gap, "objective": {"mean": 2.0 + 2 * k}} for k, gap in enumerate(gaps)]
+        runs = [run | {"seconds": {"model": time}} for run, time in zip(runs, (1e-3, None), strict=True)]
+        content = {"rows": [{"label": "SnareNet", "budget": "one epoch", "runs": runs}]}
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "compare-x.json").write_text(json.dumps(content))
+        shown = compared("x", tmp_path).splitlines()[-1]
+        assert shown == f"| **SnareNet** | one epoch | {quality} | 100% | 1 ms | 60 s |"
 
     def write(self, folder: Path, *rows: Row, name: str = "nclp", main: tuple[str, str] = ("gap", "gap")) -> None:
         (folder / "results").mkdir(exist_ok=True)

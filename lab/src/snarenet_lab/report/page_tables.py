@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from snarenet.report.numbers import DASH, brief, percent, short
+from snarenet.report.numbers import DASH, brief, duration, percent, short
 from snarenet.report.tables import Column, Table, markdown
 from snarenet_lab.report.agreement import Verdict, grouped, verdicts
 from snarenet_lab.report.documents import read_item
@@ -29,6 +31,7 @@ _GENERAL_GPU = (
     "near: steps, most", "in the set", "MiB",
 )  # fmt: skip
 _RIVALS = ("Pi-net", "HardNet++", "FSNet", "DC3", "HardNet", "OptNet", "Soft + projection", "HProj")
+_NOTHING = 1e-8  # a relative gap that is the solver's own error
 _OF_PAPER = ("DC3", "HardNet", "HProj", "OptNet")
 
 
@@ -42,6 +45,30 @@ def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     first, *others = columns
     shown = [Column(first, first, "text"), *(Column(name, name, "brief") for name in others)]
     return Table(shown, rows).filled().markdown()
+
+
+def compared(name: str, folder: Path) -> str:
+    """Methods on a problem, means over their seeds, from what `snarenet compare` wrote: `data/compare-NAME.json`."""
+    rows = []
+    for method in json.loads((folder / "data" / f"compare-{name}.json").read_text())["rows"]:
+        mean = partial(_mean, method["runs"])
+        cells = {"method": method["label"].replace("SnareNet", "**SnareNet**"), "budget": method["budget"]}
+        if method["runs"][0]["gap"]:
+            gap = mean("gap", "relative")
+            cells |= {"mean gap": f"{100 * gap:.2g} %" if gap > _NOTHING else "0 %"}
+            cells |= {"at the optimum": percent(mean("gap", "optimal"))}
+        else:
+            cells |= {"error": brief(mean("objective", "mean"))}
+        cells |= {"feasible to 1e-8": percent(mean("feasible", "1e-08"))}
+        cells |= {"time of an instance": duration(mean("seconds", "model")), "training": duration(mean("training"))}
+        rows.append(cells)
+    return _table(list(rows[0]), rows)
+
+
+def _mean(runs: Sequence[dict[str, Any]], *keys: str) -> float:
+    """The mean of an entry of the runs' summaries, of those that have it: one seed of a method is timed."""
+    found: list[Any] = [reduce(getitem, keys, run) for run in runs]
+    return fmean(value for value in found if value is not None)
 
 
 def scaling(folder: Path) -> str:
@@ -252,13 +279,14 @@ _STORED = (
     "ablation-h200", "acopf", "bench-damping-cpu", "bench-forecast-cpu", "bench-growth-h200", "bench-matrix-free-cpu",
     "bench-nearest-cpu", "bench-parallel-cpu", "bench-portfolio-cpu", "bench-portfolio-h200", "bench-race",
     "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-acopf",
-    "compare-forecast", "compare-mpc", "compare-nclp", "compare-portfolio", "compare-qcqp", "matrix-free-starts-cpu",
-    "methods", "mpc", "training-steps-h200",
+    "compare-mpc", "compare-nclp", "compare-qcqp", "matrix-free-starts-cpu", "methods", "mpc", "training-steps-h200",
 )  # fmt: skip
 TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
     "against-paper": against_paper,
     "collection": collection,
     "collection-failures": collection_failures,
+    "compare-forecast": partial(compared, "forecast"),
+    "compare-portfolio": partial(compared, "portfolio"),
     "field-cpu": partial(field, "cpu"),
     "field-core": partial(field, "core"),
     "field-core-fixed": partial(field, "core", fixed=True),
