@@ -278,15 +278,15 @@ def _results(folder: Path, item: str) -> Results:
 _STORED = (
     "ablation-h200", "acopf", "bench-damping-cpu", "bench-forecast-cpu", "bench-growth-h200", "bench-matrix-free-cpu",
     "bench-nearest-cpu", "bench-parallel-cpu", "bench-portfolio-cpu", "bench-portfolio-h200", "bench-race",
-    "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-acopf",
-    "compare-mpc", "compare-nclp", "compare-qcqp", "matrix-free-starts-cpu", "methods", "mpc", "training-steps-h200",
+    "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-nclp",
+    "compare-qcqp", "matrix-free-starts-cpu", "methods", "mpc", "training-steps-h200",
 )  # fmt: skip
-TABLES: dict[str, Callable[[Path], str]] = {name: partial(stored, name) for name in _STORED} | {
+_COMPARED = ("acopf", "forecast", "mpc", "portfolio")
+_PLAIN = {name: partial(stored, name) for name in _STORED} | {f"compare-{n}": partial(compared, n) for n in _COMPARED}
+TABLES: dict[str, Callable[[Path], str]] = _PLAIN | {
     "against-paper": against_paper,
     "collection": collection,
     "collection-failures": collection_failures,
-    "compare-forecast": partial(compared, "forecast"),
-    "compare-portfolio": partial(compared, "portfolio"),
     "field-cpu": partial(field, "cpu"),
     "field-core": partial(field, "core"),
     "field-core-fixed": partial(field, "core", fixed=True),
