@@ -57,7 +57,7 @@ def test_no_more_rescue_than_a_layer_has(own: Any, asked: Any, found: Any) -> No
 
 
 def test_one_attempt_of_the_rescue_in_training(tmp_path: Path) -> None:
-    """A load may be out of a prediction's reach: seven more attempts in every step would not pay."""
+    """A load may be out of a prediction's reach: all attempts in every step would not pay."""
     for problem, rescue in ((grid(), "first"), (sn.problems.load("nclp", size=8, equalities=2, instances=60), True)):
         config = sn.TrainConfig(epochs=1, batch=25, width=8, validate_every=1)
         model, seen = config.build(problem), set()

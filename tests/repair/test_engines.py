@@ -120,7 +120,10 @@ class EngineConformance:
 
     @pytest.mark.parametrize("damping", [sn.Annealed(10.0, 0.5, 1e-6), sn.Constant(0.05)], ids=["annealed", "constant"])
     def test_equal_to_the_textbook(self, damping: sn.Damping) -> None:
-        """Value and gradients in y and x after a few steps: those of an unrolled loop."""
+        self.assert_textbook(damping)
+
+    def assert_textbook(self, damping: sn.Damping) -> None:
+        """Value and gradients in y and x after a few steps are those of an unrolled loop."""
         found = []
         options = replace(self.options, damping=damping, max_steps=6)
         for textbook in (False, True):
@@ -378,7 +381,7 @@ class TestLoopAtItsOwnPace(EngineConformance):
 
     def test_far_away_the_damping_stays(self) -> None:
         """Of a schedule that falls faster than the distance."""
-        self.test_equal_to_the_textbook(sn.Annealed(10.0, 0.01, 1e-12))
+        self.assert_textbook(sn.Annealed(10.0, 0.01, 1e-12))
 
     def test_one_that_is_near_needs_few_steps(self) -> None:
         y, x = (tensor.detach() for tensor in self.inputs())
