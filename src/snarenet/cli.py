@@ -26,6 +26,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from snarenet.constraints import Constraints, Nonlinear
 from snarenet.layers import METHODS
+from snarenet.layers.base import Polish
 from snarenet.problems import ACOPF, MPC, Problem, load, names
 from snarenet.problems.base import Split
 from snarenet.reference import Reference, overlooked, solve
@@ -96,6 +97,7 @@ def evaluate_run(
     run: Annotated[Positional[Path], arg(help="run folder")],
     tol: Annotated[float | None, arg(help="tolerance of the repair; that of the run unless given")] = None,
     split: Annotated[Literal["train", "valid", "test"], arg(help="which instances")] = "test",
+    polish: Annotated[Polish | None, arg(help="whose results to polish; as the run says unless given")] = None,
     engine: Engine = "ipopt",
     device: Device = "auto",
 ) -> None:
@@ -109,7 +111,7 @@ def evaluate_run(
     tol = opened.config.test_tol if tol is None else tol
     opened.config.options(tol)  # says what is wrong with it before the reference solver begins
     problem = opened.load_problem().to(find_device(device))
-    _evaluate(opened, problem, split, tol, engine)
+    _evaluate(opened, problem, split, tol, engine, polish)
 
 
 def report(folder: Annotated[Positional[Path], arg(help="folder of a run, or of `snarenet reproduce`")]) -> None:
@@ -185,7 +187,7 @@ def draw_demo(file: Path, seed: int) -> Path:
     return file
 
 
-def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str) -> None:
+def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str, polish: Polish | None = None) -> None:
     """Evaluate the run's model, keep and print what was found."""
     model = run.load_model(problem)
     reference = find_reference(problem, split, engine)
@@ -198,6 +200,7 @@ def _evaluate(run: Run, problem: Problem, split: Split, tol: float, engine: str)
         reference=_objective(reference),
         reference_seconds=seconds,
         engine=None if reference is None else engine,
+        polish=polish,
         closeups=_CLOSEUPS,
     )
     run.save_evaluation(*found)

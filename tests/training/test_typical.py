@@ -183,7 +183,7 @@ class TestTypical:
         """The search begins at its typical point."""
         problem = Share([1.0] * 4, [0.0] * 4)
         monkeypatch.setattr(Share, "typical", torch.full((4,), 3.0))
-        monkeypatch.setattr("snarenet.training.typical.descend", lambda objective, constraints, y, x, units: y)
+        monkeypatch.setattr("snarenet.training.typical.polish", lambda objective, constraints, y, *others, **options: y)
         x = problem.split("train")
         count = len(x) if len(x) < 32 else 32
         x = x[torch.linspace(0, len(x) - 1, count).round().long()]

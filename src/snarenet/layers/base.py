@@ -24,6 +24,7 @@ from snarenet.tracing import tracing
 
 OnFailure = Literal["warn", "raise", "ignore"]
 Progress = Callable[[int, int], None]
+Polish = Literal["none", "rescued", "all"]
 
 
 class Layer(nn.Module, ABC):
@@ -37,6 +38,7 @@ class Layer(nn.Module, ABC):
 
     title: str  # the method's name, for tables
     recordable = True  # can a CUDA graph hold it? Not if it asks about values as it goes along
+    polishes: Polish = "none"  # which samples are led to points with a lower objective, in eval mode
 
     def __init__(self, constraints: Constraints, options: Options, on_failure: OnFailure) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ class BestOfLayer(SnareLayer):
     """
 
     title = "SnareNet, best of several"
+    polishes = "none"  # another prediction is there for a sample that was hard to reach
 
     def __init__(
         self,

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from snarenet.constraints import Constraints
 from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.steady import steady
+from snarenet.optimum import polish
+from snarenet.optimum.descent import BOLD, CAREFUL, STEADY
 from snarenet.repair import Explanation, Options, Rescue, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
@@ -50,7 +52,9 @@ class SnareLayer(Layer):
             instead of y. Where the nearest point is sought and f has no second derivatives but the weights W, that is
             the least point of f in the set, whatever is predicted; where f has at most twice these, and the set is
             convex, it is nearer to it than y. Of several valleys of a set that is not convex, the one is searched that
-            the repair of y leads to. A prediction at which f has no gradient is taken as it is.
+            the repair of y leads to. A prediction at which f has no gradient is taken as it is. In eval mode, where no
+            gradient is asked for, samples that only the rescue brings to the set, anywhere, are then led to points at
+            which f is lower (`optimum.polish`); with `layer.polishes = "all"` every sample is, with "none" nobody.
         step: factor of the step down f, at most 2 over the largest ratio of second derivatives to weights; None for no
             step.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
@@ -70,6 +74,7 @@ class SnareLayer(Layer):
 
     title = "SnareNet"
     limits_gradients = True  # in training mode
+    polishes = "rescued"
 
     def __init__(
         self,
@@ -118,9 +123,9 @@ class SnareLayer(Layer):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SnareLayer:
         super()._apply(fn, recurse)
-        owner = getattr(self.objective, "__self__", None)
-        if self.step is not None and isinstance(owner, nn.Module):  # a problem's, which has tensors of its own
-            owner.to(self.step.device)
+        owner, own = getattr(self.objective, "__self__", None), self.weights if self.step is None else self.step
+        if own is not None and isinstance(owner, nn.Module):  # a problem's, which has tensors of its own
+            owner.to(own.device)
         self.prepare()
         return self
 
@@ -140,11 +145,38 @@ class SnareLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         inner, finish = self._steady(y)
-        if not self.descends:
-            return finish(repair_with(self.options, self.constraints, inner, x, relax, self.weights))
-        first = self.descend(inner, x)
-        found = repair_with(self.options, self.constraints, first, x, relax, self.weights, near=inner)
-        return finish(found._replace(raw=y))
+        first, near = self.descend(inner, x), inner if self.descends else None
+
+        def reach(options: Options, known: Solution | None = None) -> Solution:
+            found = repair_with(options, self.constraints, first, x, relax, self.weights, known, near=near)
+            return finish(found._replace(raw=y))
+
+        if not self._may_polish:
+            return reach(self.options)
+        found = reach(replace(self.options, rescue=False, restarts=0))
+        near = found.converged
+        if not bool(near.all()):
+            found = reach(self.options, found)
+            found = self._polished(found, found.converged & ~near, x, (CAREFUL, CAREFUL))
+        return self._polished(found, near, x, (BOLD, STEADY)) if self.polishes == "all" else found
+
+    @property
+    def _may_polish(self) -> bool:
+        """Are samples led on from where the repair ends? What is differentiated stays what the repair made."""
+        asked = self.objective is not None and self.options.rescue is True and self.polishes != "none"
+        return asked and not (self.training or torch.is_grad_enabled() or tracing())
+
+    def _polished(self, found: Solution, which: Tensor, x: Any, shares: tuple[float, ...]) -> Solution:
+        """The same with better points for samples (B,) of the set; see `polish`."""
+        assert self.objective is not None
+        samples = which.nonzero().squeeze(1)
+        if not len(samples):
+            return found
+        x = tree_map_only(Tensor, lambda leaf: leaf[samples], x)
+        some = Solution(*(tensor[samples] for tensor in found))
+        value = polish(self.objective, self.constraints, some.value.double(), x, tol=self.aim(some.raw), shares=shares)
+        better = self.judge(self.constraints.at(value, x), value, some.raw, some.steps, some.raw.dtype)
+        return Solution(*(old.index_copy(0, samples, new) for old, new in zip(found, better, strict=True)))
 
     def _steady(self, y: Tensor) -> tuple[Tensor, Callable[[Solution], Solution]]:
         """`steady`, if gradients are to be limited; a compiled call has no hooks."""

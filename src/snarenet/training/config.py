@@ -74,6 +74,8 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
 
     def build_layer(self, problem: Problem, found: Found | None = None) -> Layer:
         layer = super().build_layer(problem, found)
+        if layer.polishes != "none":  # it can
+            layer.polishes = self.polish
         if isinstance(layer, SnareLayer) and self.proximity != "auto":
             layer.limits_gradients = False  # a loss by numbers, as in the paper, has its own gradients
         return layer

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from snarenet.layers import Layer
+from snarenet.layers.base import Polish
 from snarenet.model import ConstrainedModel
 from snarenet.problems import Outcome, Problem
 from snarenet.problems.base import Split
@@ -39,6 +40,7 @@ def evaluate(
     reference_seconds: float | None = None,
     engine: str | None = None,
     timed: bool = True,
+    polish: Polish | None = None,
     closeups: int = 0,
 ) -> Evaluation:
     """Run the model in eval mode on a split, at the true constraints.
@@ -52,6 +54,7 @@ def evaluate(
         reference_seconds: the reference solver's time for an instance, to print beside the model's.
         engine: its name.
         timed: measure the time of a second pass over all instances at once.
+        polish: which samples the layer leads to points with a lower objective; its own setting unless given.
         closeups: of how many instances to keep all details, for the page of the run, see `look_closely`.
     """
     x = problem.split(split)
@@ -59,7 +62,8 @@ def evaluate(
         raise ValueError(f"there is nothing to evaluate: {len(problem.inputs)} instances leave none for {split!r}")
     layer = model.layer
     training = model.training
-    with at(layer, layer.tol if tol is None else tol, layer.max_steps), torch.no_grad():
+    settings = at(layer, layer.tol if tol is None else tol, layer.max_steps, polish=polish)
+    with settings, torch.no_grad():
         model.eval()
         try:
             witness = Witness(model)
@@ -105,17 +109,23 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 @contextmanager
 def at(
-    layer: Layer, tol: float, max_steps: int, on_failure: str | None = None, rescue: Rescue = True
+    layer: Layer,
+    tol: float,
+    max_steps: int,
+    on_failure: str | None = None,
+    rescue: Rescue = True,
+    polish: Polish | None = None,
 ) -> Iterator[None]:
     """The layer with other settings, for a while, and with no more than so much of its rescue."""
-    before = layer.options, layer.on_failure
+    before = layer.options, layer.on_failure, layer.polishes
     own = layer.options.rescue
     layer.options = replace(
         layer.options, tol=tol, max_steps=max_steps, rescue=own if rescue is True else own and rescue
     )
     if on_failure is not None:
         layer.on_failure = on_failure  # pyright: ignore
+    layer.polishes = layer.polishes if polish is None else polish
     try:
         yield
     finally:
-        layer.options, layer.on_failure = before
+        layer.options, layer.on_failure, layer.polishes = before

@@ -142,7 +142,8 @@ class Session:
 
     def _validate(self, member: Member, reference: Tensor | None) -> dict[str, Any]:
         """What the validation adds to the metrics of an epoch; the weights are kept if they are the best so far."""
-        found = evaluate(member.evaluated, self.problem, "valid", reference=reference, timed=False).summary
+        how = {"timed": False, "polish": "none"}  # what the network and its repair achieve is what is chosen by
+        found = evaluate(member.evaluated, self.problem, "valid", reference=reference, **how).summary
         member.best.offer(Score.of(self.epoch, found), member.evaluated)
         score = member.best.score
         self._warn_of_stuck(found)

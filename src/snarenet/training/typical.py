@@ -23,15 +23,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import IdentityMap
-from snarenet.optimum import Slope, descend
+from snarenet.optimum import Slope, polish
+from snarenet.optimum.descent import BOLD
+from snarenet.optimum.polishing import units_of
 from snarenet.problems import Problem
 from snarenet.repair import Options, repair_with
 from snarenet.training.rows import convex, kind
 
 _INPUTS, _FEWEST = 32, 8
 _ENTRIES = 2**14  # of a solution, in all samples together: those of large problems are fewer
-_ROOM = 0.1  # of the room between the bounds of a variable, or of its size: a unit
 # phi, of the mean. Weights that are more even are easier to repair with, and to project with: the gap of `nclp` with 40
 # variables on validation instances is 1e-6 with 0.3 after 20 epochs, 7e-6 with 0.1, 4e-5 with 0.03; on `ncqcqp` a
 # quarter of the projections are not found with 0.1. Interior-point steps onto convex sets do not mind, and a step down
@@ -45,8 +45,8 @@ _MOST, _NORMAL = 0.8, 1.2816  # share of the samples that are within a spread, a
 # of the projections are not found from 50 away, all are from 20.
 _NEAR, _FAR, _FARTHEST = 10.0, 50.0, 300.0
 _FLAT = 1e-9  # a curvature that changes the slope by so little is rounding
-_SURE = Options(tol=1e-6, rescue=True, start=None)
-_FINE = Options(tol=1e-6, start=None)
+_TOL = 1e-6
+_SURE = Options(tol=_TOL, rescue=True, start=None)
 
 
 class Found(NamedTuple):
@@ -107,25 +107,12 @@ def _solutions(problem: Problem, centre: Tensor) -> tuple[Tensor, Tensor]:
     y, x = first.value[first.converged], x[first.converged]
     if not len(y):
         return y, x
-    units = _units(problem, y, x)
-    found = descend(problem.objective, problem.constraints, y, x, units)
-    again = repair_with(_FINE, problem.constraints, found, x, weights=units.pow(-2))
-    better = again.converged & (problem.objective(again.value, x) < problem.objective(y, x))
-    return torch.where(better.unsqueeze(1), again.value, y), x
+    return polish(problem.objective, problem.constraints, y, x, _units(problem, y, x), _TOL, (BOLD,)), x
 
 
 def _units(problem: Problem, y: Tensor, x: Tensor) -> Tensor:
-    """(n,) lengths to move the variables by: of their room, or else of their size."""
-    instance, first = problem.constraints.at(y, x), 0
-    lower, upper = torch.full_like(y, -torch.inf), torch.full_like(y, torch.inf)
-    for part in instance.map.parts:
-        rows = slice(first, first + part.rows)
-        if isinstance(part, IdentityMap):
-            lower, upper = lower.maximum(instance.lower[:, rows]), upper.minimum(instance.upper[:, rows])
-        first += part.rows
-    room = (upper - lower).mean(0)
-    size = y.square().mean().sqrt().expand_as(room)
-    return (_ROOM * torch.where(room.isfinite() & (room > 0), room, size)).maximum(_spread(y))
+    """(n,) lengths to move the variables by: of their room, or else of their size; no less than they spread."""
+    return units_of(problem.constraints, y, x).maximum(_spread(y))
 
 
 def _spread(y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from snarenet.damping import Annealed, Constant
 from snarenet.layers import BestOfLayer, Layer, build, layer_class
+from snarenet.layers.base import Polish
 from snarenet.problems import Problem
 from snarenet.repair import Nearest, Options, Start
 from snarenet.training.parts.base import Count, Part, Ratio, Size, Weight
@@ -59,6 +60,9 @@ class Repair(Part):
     """Limit on the steps of a repair."""
     rescue: bool = True
     """Repair samples that did not converge once more; the paper has no such thing."""
+    polish: Polish = "rescued"
+    """Lead results to a lower objective by interior-point steps, when the model is used: those that only the rescue
+    brought to the set, "all", or "none". Not where training is validated."""
     record: Literal["auto"] | Count = "auto"
     """On a GPU: record a training step with this many repair steps into a CUDA graph, which is several times faster;
     0 for none. Samples that need more are trained on as far as they came. "auto" is some more than nearly all samples
@@ -104,8 +108,8 @@ class Repair(Part):
                 own = known.weights if auto and known is not None else problem.inputs.new_ones(problem.size)
             kept = None if own is None or self.weights == "none" else own.detach().clone()  # a loaded run writes to it
             chosen = {**vars(options), "weights": kept}
-            if known is not None and options.start is not None and may:
-                chosen |= {"objective": problem.objective, "step": known.step}
+            if known is not None and may:
+                chosen |= {"objective": problem.objective, "step": None if options.start is None else known.step}
             if self.candidates > 1:
                 chosen |= {"objective": problem.objective, "count": self.candidates}
                 return BestOfLayer(problem.constraints, **chosen)
