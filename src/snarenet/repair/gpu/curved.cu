@@ -2,7 +2,7 @@
 
 #include "rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     real* value, const real* lowers, const real* uppers, real* scales, const bool* finite, const real* levels,
     int count_levels, int begin, int end, double tol, double finest, double still,
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
 }
 
 // One stage of `forward` back: `cotangent` is that of the position after it, and becomes that of the one before.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     const real* last, const real* scales, const real* levels, int count_levels, int begin, int end, const int* moves,
     const real* trail_y, const real* trail_w, const signed char* codes,

@@ -4,7 +4,7 @@
 
 // The search of start/active_set.py: z and multipliers of the nearest point, and whether they were found.
 // `again` is for those samples alone that had more rows in use than there was room for.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) search(
     const real* constants, int n, int m, int e, int rank,
     const real* points, const real* lowers, const real* uppers, const real* metric, const real* reaches,
     const real* shares, int iterations, double flat, double enough, int room, int again,
