@@ -298,6 +298,20 @@ class TestCurved:
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [3, 64, 160])
+def test_larger_tiles(monkeypatch, threads: int) -> None:
+    """More rows are multiplied in larger tiles, whose sums many threads share."""
+    options = {"rows": "all", "max_steps": 2, "start": None}
+    with monkeypatch.context() as patch:
+        ran = emulate(patch, threads)
+        mine = repaired(lambda: curved_set(36, 44), "cpu", **options)
+        assert {"forward", "backward"} <= set(ran)
+    theirs = repaired(lambda: curved_set(36, 44), "cpu", **options)
+    assert_equal(mine[0].value, theirs[0].value, 1e-9)
+    assert_equal(mine[1][0], theirs[1][0], 1e-8)
+
+
+@needs_compiler
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_any_number_of_threads(monkeypatch, threads: int) -> None:
     """Blocks of different sizes compute the same: 64 threads share the terms of a sum and the tiles of a matrix."""

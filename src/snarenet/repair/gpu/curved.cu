@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     EACH(c, rank, n) s.a[c] = 0;
     eliminate(rows, s, damping);
     assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.a[c]; },
+    sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = s.r[e + s.list[i]] - sum; });
     __syncthreads();
     solve(s, count);
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     EACH(i, 0, m) s.w[i] = 0;
     __syncthreads();
     EACH(i, 0, count) s.w[s.list[i]] = found[i];
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * found[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * found[i]; },
          [&](int c, real sum) { s.t[c] = s.weights[c] * sum + s.a[c]; });
     __syncthreads();
     if (e) {
@@ -131,12 +131,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     }
     eliminate(rows, s, damping);
     assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * s.a[c]; },
+    sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = sum; });
     __syncthreads();
     solve(s, count);
     const real* p = s.M + count * (count + 1) / 2;
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * p[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * p[i]; },
          [&](int c, real sum) { s.a[c] -= sum; });  // v - J'p, rotated
     __syncthreads();
     EACH(c, 0, n) s.t[c] = s.weights[c] * s.a[c];

@@ -3,8 +3,8 @@
 #pragma once
 #include "common.cuh"
 
-#define CHUNK 16  // rows of the Jacobian that are rotated at a time
-#define PADDED 18  // their distance in shared memory: even, so that two are read at once, and not a multiple of 16
+#define TALL 8     // rows of the Jacobian that a thread rotates at a time
+#define PADDING 2  // of columns of multiples of four rows: two are read at once, with few bank conflicts
 
 // Constant rows: m rows y'diag(H_i)y + G_i y, and e eliminated ones, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
 struct Rows {
@@ -22,25 +22,48 @@ struct Rows {
   }
 };
 
+// Two neighbours in shared memory, read at once.
+struct alignas(2 * sizeof(real)) Pair {
+  real first, second;
+};
+
+// Reads `count` numbers, two by two, from an even place on.
+template <int count>
+__device__ inline void read(const real* from, real* to) {
+#pragma unroll
+  for (int i = 0; i < count; i += 2) {
+    Pair pair = *(const Pair*)(from + i);
+    to[i] = pair.first; to[i + 1] = pair.second;
+  }
+}
+
 // What a block keeps in shared memory.
 struct Work {
   real *y, *next, *r, *after, *w, *scale, *a, *t, *weights, *diagonal, *pivot, *partial, *chunk, *W, *M;
   int* list;       // the rows in use
   unsigned* bits;  // a bit for each row: is it in use?
-  int pitch;       // distance of the rows of W: odd, against bank conflicts
+  int pitch;       // distance of the columns of W; the rows are neighbours
+  int at_a_time;   // rows that the chunk has room for
   void* end;
 
   // For m rows of n variables, `all` with the eliminated ones; `room`: the most rows that may be in use at a time.
   __device__ Work(real* at, int n, int m, int all, int room, int threads) {
-    pitch = n | 1;
-    chunk = at; y = at += all > m ? PADDED * n : 0; next = at += n; a = at += n; t = at += n; weights = at += n;
+    pitch = (room + 3) / 4 * 4 + PADDING;
+    // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
+    int scratch = 4 * threads + (room + 1) * (room + 2) / 2;
+    if (all > m) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
+    at_a_time = least(scratch / n - PADDING, room + TALL - 1) / TALL * TALL;
+    chunk = partial = at; M = at + 4 * threads; W = at += (scratch + 1) / 2 * 2;
+    y = at += n * pitch; next = at += n; a = at += n; t = at += n; weights = at += n;
     r = at += n; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += m;
-    partial = at += m; W = at += 4 * threads; M = at += room * pitch;
-    list = (int*)(at + (room + 1) * (room + 2) / 2); bits = (unsigned*)(list + m);
+    list = (int*)(at + m); bits = (unsigned*)(list + m);
     end = bits + (m + 31) / 32;
   }
   __device__ Work(real* at, const Rows& rows, int room)
       : Work(at, rows.n, rows.m, rows.e + rows.m, room, blockDim.x) {}
+
+  // an entry of W, which has the rows in use, rotated
+  __device__ real& rotated(int i, int c) { return W[c * pitch + i]; }
 
   // the lower triangle, row by row
   __device__ real& gram(int i, int j) { return M[i * (i + 1) / 2 + j]; }
@@ -107,87 +130,121 @@ __device__ void eliminate(const Rows& rows, Work& s, real damping) {
   }
 }
 
-// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
-template <typename Shift>
-__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
+// Some listed rows of the Jacobian, from the `first` on: entry (i, k) is J[k * distance + i].
+__device__ void jacobian(const Rows& rows, const Work& s, int first, int some, real* J, int distance) {
   int n = rows.n, threads = blockDim.x, me = threadIdx.x;
   int width = least((n + 31) / 32 * 32, threads), groups = threads / width, group = me / width, lane = me % width;
-  for (int first = 0; first < count; first += CHUNK) {
-    int some = least(CHUNK, count - first);
-    for (int k = lane; k < n && group < groups; k += width) {
-      real twice = 2 * s.y[k];
+  for (int k = lane; k < n && group < groups; k += width) {
+    real twice = 2 * s.y[k];
 #pragma unroll 8
-      for (int i = group; i < CHUNK; i += groups) {
-        real value = 0;
-        if (i < some) {
-          int at = s.list[first + i] * n + k;
-          value = rows.H[at] * twice + rows.G[at];
-        }
-        if (rows.e) s.chunk[k * PADDED + i] = value;
-        else if (i < some) s.W[(first + i) * s.pitch + k] = value;
-      }
+    for (int i = group; i < some; i += groups) {
+      int at = s.list[first + i] * n + k;
+      J[k * distance + i] = rows.H[at] * twice + rows.G[at];
     }
-    if (rows.e == 0) continue;
-    __syncthreads();
-    for (int c = lane; c < n && group < groups; c += width)
-      for (int part = group * 8; part < some; part += groups * 8) {
-        real sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll 8
-        for (int k = 0; k < n; k++) {
-          real rotation = rows.Q[k * n + c];
-          const real* J = s.chunk + k * PADDED + part;
-#pragma unroll
-          for (int i = 0; i < 8; i++) sum[i] += J[i] * rotation;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-          if (part + i < some) s.W[(first + part + i) * s.pitch + c] = sum[i];
-      }
-    __syncthreads();
   }
-  __syncthreads();
-  int blocks = (count + 1) / 2, tiles = blocks * (blocks + 1) / 2;  // two by two
-  width = least((tiles + 31) / 32 * 32, threads);
-  if (count == 0) return;
+}
+
+// Rows in the chunk times Q, into W: a thread has a tile of TALL rows and some columns.
+template <int COLUMNS>
+__device__ void rotate(const Rows& rows, Work& s, int first, int some) {
+  int n = rows.n, wide = (n + COLUMNS - 1) / COLUMNS, distance = s.at_a_time + PADDING;
+  EACH(at, 0, wide * ((some + TALL - 1) / TALL)) {
+    int c = at % wide, i = at / wide * TALL;
+    real sum[TALL][COLUMNS] = {};
+#pragma unroll 8 / COLUMNS
+    for (int k = 0; k < n; k++) {
+      real J[TALL], rotation[COLUMNS];
+      read<TALL>(s.chunk + k * distance + i, J);
+#pragma unroll
+      for (int b = 0; b < COLUMNS; b++) rotation[b] = rows.Q[k * n + least(c + b * wide, n - 1)];
+#pragma unroll
+      for (int a = 0; a < TALL; a++)
+#pragma unroll
+        for (int b = 0; b < COLUMNS; b++) sum[a][b] += J[a] * rotation[b];
+    }
+#pragma unroll
+    for (int a = 0; a < TALL; a++)
+#pragma unroll
+      for (int b = 0; b < COLUMNS; b++)
+        if (i + a < some && c + b * wide < n) s.rotated(first + i + a, c + b * wide) = sum[a][b];
+  }
+}
+
+// The Gram matrix of `assemble`: a thread, or several that share its sums, has a tile of SIDE times SIDE entries.
+// The rows of a tile are pairs far from each other, so that threads in sequence read pairs in sequence.
+template <int SIDE, typename Shift>
+__device__ void multiply(Work& s, int n, int count, Shift shifted) {
+  int blocks = (count + SIDE - 1) / SIDE, tiles = blocks * (blocks + 1) / 2;
+  int threads = blockDim.x, me = threadIdx.x, width = least((tiles + 31) / 32 * 32, threads);
   int slices = threads / width, slice = me / width;
   for (int start = 0; start < tiles; start += width) {
     int at = start + me % width, i = 0, j = 0;
-    real sum[4] = {0, 0, 0, 0};
+    real sum[SIDE * SIDE] = {};
     if (at < tiles && slice < slices) {
       int row = (int)((sqrt(8.0f * at + 1) - 1) / 2);
       while ((row + 1) * (row + 2) / 2 <= at) row++;
       while (row * (row + 1) / 2 > at) row--;
       i = 2 * row; j = 2 * (at - row * (row + 1) / 2);
-      const real *u0 = s.W + i * s.pitch, *u1 = s.W + least(i + 1, count - 1) * s.pitch;
-      const real *v0 = s.W + j * s.pitch, *v1 = s.W + least(j + 1, count - 1) * s.pitch;
-#pragma unroll 4
+#pragma unroll 8 / SIDE
       for (int k = slice; k < n; k += slices) {
-        real weight = s.weights[k], x0 = u0[k] * weight, x1 = u1[k] * weight, z0 = v0[k], z1 = v1[k];
-        sum[0] += x0 * z0; sum[1] += x0 * z1; sum[2] += x1 * z0; sum[3] += x1 * z1;
+        real u[SIDE], v[SIDE], weight = s.weights[k];
+        const real* column = s.W + k * s.pitch;
+#pragma unroll
+        for (int a = 0; a < SIDE; a += 2) {
+          read<2>(column + i + a * blocks, u + a);
+          read<2>(column + j + a * blocks, v + a);
+        }
+#pragma unroll
+        for (int a = 0; a < SIDE; a++) {
+          real weighted = u[a] * weight;
+#pragma unroll
+          for (int b = 0; b < SIDE; b++) sum[a * SIDE + b] += weighted * v[b];
+        }
       }
     }
     if (slices > 1) {
-      for (int part = 0; part < 4; part++) s.partial[part * threads + me] = sum[part];
-      __syncthreads();
-      if (slice == 0)
-        for (int other = 1; other < slices; other++)
-          for (int part = 0; part < 4; part++) sum[part] += s.partial[part * threads + other * width + me];
+#pragma unroll
+      for (int some = 0; some < SIDE * SIDE; some += 4) {
+        for (int part = 0; part < 4; part++) s.partial[part * threads + me] = sum[some + part];
+        __syncthreads();
+        if (slice == 0)
+          for (int other = 1; other < slices; other++)
+            for (int part = 0; part < 4; part++) sum[some + part] += s.partial[part * threads + other * width + me];
+        __syncthreads();
+      }
     }
     if (at < tiles && slice == 0) {
-      if (i == j) {
-        s.diagonal[i] = sum[0] = shifted(s.list[i], sum[0]);
-        if (i + 1 < count) s.diagonal[i + 1] = sum[3] = shifted(s.list[i + 1], sum[3]);
-      } else {
-        s.gram(i, j + 1) = sum[1];
-      }
-      s.gram(i, j) = sum[0];
-      if (i + 1 < count) {
-        s.gram(i + 1, j) = sum[2];
-        s.gram(i + 1, j + 1) = sum[3];
+#pragma unroll
+      for (int part = 0; part < SIDE * SIDE; part++) {
+        int a = part / SIDE, b = part % SIDE, x = i + a % 2 + a / 2 * 2 * blocks, z = j + b % 2 + b / 2 * 2 * blocks;
+        if (x >= count || z >= count) continue;
+        if (x == z) s.diagonal[x] = sum[part] = shifted(s.list[x], sum[part]);
+        s.gram(x > z ? x : z, x > z ? z : x) = sum[part];
       }
     }
-    __syncthreads();
   }
+  __syncthreads();
+}
+
+// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
+template <typename Shift>
+__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
+  if (rows.e == 0) {
+    jacobian(rows, s, 0, count, s.W, s.pitch);
+  } else {
+    for (int first = 0; first < count; first += s.at_a_time) {
+      int some = least(s.at_a_time, count - first);
+      jacobian(rows, s, first, some, s.chunk, s.at_a_time + PADDING);
+      __syncthreads();
+      if (rows.n * ((some + TALL - 1) / TALL) > (int)blockDim.x) rotate<2>(rows, s, first, some);
+      else rotate<1>(rows, s, first, some);
+      __syncthreads();
+    }
+  }
+  __syncthreads();
+  if (count == 0) return;
+  if (count > 32) multiply<4>(s, rows.n, count, shifted);
+  else multiply<2>(s, rows.n, count, shifted);
 }
 
 // Solve with the matrix of `assemble` and the right-hand side in its last row; the solution replaces that row.

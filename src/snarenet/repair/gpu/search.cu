@@ -43,15 +43,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) search(
          [&](int c, real bend) { s.weights[c] = 1 / fmax(metric[c] + bend, (real)flat * metric[c]); });
     __syncthreads();
     assemble(rows, s, count, [&](int i, real d) { return d + share * d; });
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * mu[s.list[i]]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * mu[s.list[i]]; },
          [&](int c, real sum) { slope[c] = metric[c] * (s.y[c] - y[c]) + sum; });
     __syncthreads();
-    sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * slope[c]; },
+    sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * slope[c]; },
          [&](int i, real sum) { s.gram(count, i) = s.after[s.list[i]] - sum; });
     __syncthreads();
     solve(s, count);
     const real* change = s.M + count * (count + 1) / 2;
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * change[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * change[i]; },
          [&](int c, real sum) { s.next[c] = s.y[c] - s.weights[c] * (slope[c] + sum); });
     __syncthreads();
     real moved = 0, size = 0, none = 0;
