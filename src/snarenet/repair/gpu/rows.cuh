@@ -5,6 +5,7 @@
 
 #define TALL 8     // rows of the Jacobian that a thread rotates at a time
 #define PADDING 2  // of columns of multiples of four rows: two are read at once, with few bank conflicts
+#define PIVOTS 4   // columns that are eliminated at a time, and rows of a thread
 
 // Constant rows: m rows y'diag(H_i)y + G_i y, and e eliminated ones, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
 struct Rows {
@@ -247,27 +248,106 @@ __device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
   else multiply<2>(s, rows.n, count, shifted);
 }
 
+// The first part of `solve`: PIVOTS columns, from j on, are eliminated from each other, on the diagonal and below.
+__device__ void pivots(Work& s, int count, int j) {
+  int rest = least(j + PIVOTS, count);
+  real block[PIVOTS][PIVOTS], inverse[PIVOTS];
+  if ((int)threadIdx.x <= count - rest) {  // as many threads as rows below: each makes the pivots for itself
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++)
+#pragma unroll
+      for (int q = 0; q <= p; q++) block[p][q] = j + p < rest ? s.gram(j + p, j + q) : (real)(p == q);
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+      real d = block[p][p];
+      if (!(d > 0)) d = 4 * EPSILON * count * s.diagonal[j + p];  // singular to working precision: a shift
+      inverse[p] = 1 / d;
+      if (threadIdx.x == 0 && j + p < rest) s.pivot[j + p] = inverse[p];
+#pragma unroll
+      for (int q = p + 1; q < PIVOTS; q++) {
+        real factor = block[q][p] * inverse[p];
+#pragma unroll
+        for (int k = p + 1; k <= q; k++) block[q][k] -= factor * block[k][p];
+      }
+    }
+    EACH(i, rest, count + 1) {
+      real *row = &s.gram(i, j), entry[PIVOTS];
+#pragma unroll
+      for (int p = 0; p < PIVOTS; p++) entry[p] = j + p < rest ? row[p] : (real)0;
+#pragma unroll
+      for (int p = 0; p < PIVOTS; p++) {
+        real factor = entry[p] * inverse[p];
+#pragma unroll
+        for (int q = p + 1; q < PIVOTS; q++) entry[q] -= factor * block[q][p];
+        if (j + p < rest) row[p] = entry[p];
+      }
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int p = 1; p < PIVOTS; p++)
+#pragma unroll
+    for (int q = 0; q < p; q++)
+      if (threadIdx.x == 0 && j + p < rest) s.gram(j + p, j + q) = block[p][q];
+}
+
 // Solve with the matrix of `assemble` and the right-hand side in its last row; the solution replaces that row.
 __device__ void solve(Work& s, int count) {
-  int width = least(16, blockDim.x), x = threadIdx.x % width, z = threadIdx.x / width, height = blockDim.x / width;
-  for (int j = 0; j < count; j++) {
-    real d = s.gram(j, j);
-    if (!(d > 0)) d = 4 * EPSILON * count * s.diagonal[j];  // singular to working precision: a shift
-    real inverse = 1 / d;
-    if (threadIdx.x == 0) s.pivot[j] = inverse;
-    for (int i = j + 1 + z; i <= count && z < height; i += height) {
-      real factor = s.gram(i, j) * inverse;
-      for (int k = j + 1 + x; k <= i && k < count; k += width) s.gram(i, k) -= factor * s.gram(k, j);
+  int width = least(16, blockDim.x), lane = threadIdx.x % width, group = threadIdx.x / width;
+  int groups = blockDim.x / width;
+  for (int j = 0; j < count; j += PIVOTS) {
+    pivots(s, count, j);
+    int rest = j + PIVOTS;
+    for (int i = rest + group * PIVOTS; i <= count && rest < count && group < groups; i += groups * PIVOTS) {
+      real *row[PIVOTS], factor[PIVOTS][PIVOTS];
+#pragma unroll
+      for (int a = 0; a < PIVOTS; a++) {
+        row[a] = &s.gram(least(i + a, count), 0);
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) factor[a][p] = row[a][j + p] * s.pivot[j + p];
+      }
+      for (int k = rest + lane; k < least(i + PIVOTS, count); k += width) {
+        real column[PIVOTS], entry[PIVOTS];
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) {
+          column[p] = s.gram(k, j + p);
+          entry[p] = row[p][k];
+        }
+#pragma unroll
+        for (int a = 0; a < PIVOTS; a++) {
+#pragma unroll
+          for (int p = 0; p < PIVOTS; p++) entry[a] -= factor[a][p] * column[p];
+          if (k <= i + a && i + a <= count) row[a][k] = entry[a];
+        }
+      }
     }
     __syncthreads();
   }
   real* row = s.M + count * (count + 1) / 2;
-  for (int k = count - 1; k >= 0; k--) {
-    real solution = row[k] * s.pivot[k];
-    EACH(i, 0, k) row[i] -= s.gram(k, i) * solution;
+  for (int j = (count - 1) / PIVOTS * PIVOTS; j >= 0; j -= PIVOTS) {
+    real solution[PIVOTS];
+    if ((int)threadIdx.x <= j) {  // as many threads as rows above: each solves the block for itself
+#pragma unroll
+      for (int p = PIVOTS - 1; p >= 0; p--) {
+        solution[p] = j + p < count ? row[j + p] : (real)0;
+#pragma unroll
+        for (int q = PIVOTS - 1; q > p; q--)
+          if (j + q < count) solution[p] -= s.gram(j + q, j + p) * solution[q];
+        if (j + p < count) solution[p] *= s.pivot[j + p];
+      }
+      EACH(i, 0, j) {
+        real sum = row[i];
+#pragma unroll
+        for (int p = PIVOTS - 1; p >= 0; p--)
+          if (j + p < count) sum -= s.gram(j + p, i) * solution[p];
+        row[i] = sum;
+      }
+    }
     __syncthreads();
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++)
+      if (threadIdx.x == 0 && j + p < count) row[j + p] = solution[p];
   }
-  EACH(k, 0, count) row[k] *= s.pivot[k];
   __syncthreads();
 }
 
