@@ -4,7 +4,7 @@
 #include "common.cuh"
 
 #define TALL 8     // rows of the Jacobian that a thread rotates at a time
-#define PADDING 2  // of columns of multiples of four rows: two are read at once, with few bank conflicts
+#define PADDING 2  // columns are multiples of four rows and these apart: two are read at once, with few bank conflicts
 #define PIVOTS 4   // columns that are eliminated at a time, and rows of a thread
 
 // Constant rows: m rows y'diag(H_i)y + G_i y, and e eliminated ones, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
@@ -49,7 +49,7 @@ struct Work {
 
   // For m rows of n variables, `all` with the eliminated ones; `room`: the most rows that may be in use at a time.
   __device__ Work(real* at, int n, int m, int all, int room, int threads) {
-    pitch = (room + 3) / 4 * 4 + PADDING;
+    pitch = (room + 1) / 4 * 4 + PADDING;  // tiles may reach into the next column: what they find is not used
     // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
     int scratch = 4 * threads + (room + 1) * (room + 2) / 2;
     if (all > m) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
