@@ -9,7 +9,7 @@
 typedef REAL real;
 
 #ifndef SHARED_MEMORY
-#define SHARED_MEMORY(name) extern __shared__ __align__(16) real name[]
+#define SHARED_MEMORY(name) alignas(16) extern __shared__ real name[]
 #endif
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
