@@ -191,7 +191,7 @@ class TestProjection:
 
     def test_room(self, monkeypatch, device: str) -> None:
         y, need = torch.zeros(1, 8, dtype=torch.float64, device=device), tuple(range(5000, 7100, 100))
-        rows = packing.PackedRows(y, 8, 20, 0, 0, need)
+        rows = packing.PackedRows(y, 8, 20, 0, 0, (need, need))
         for memory, whole, half in ((need[20], 20, 0), (2 * need[5] + 1024, 10, 5), (need[0] - 1, 0, 0)):
             monkeypatch.setattr(launching, "most_shared", lambda tensor, memory=memory: memory)
             assert packing.room(rows, y, 2) == half
@@ -267,6 +267,11 @@ class TestCurved:
         solution = assert_agree(monkeypatch, lambda: curved_set(36, 44), device, max_steps=12)
         assert solution.steps.max() > 3
 
+    def test_a_multiprocessor_of_its_own(self, monkeypatch, device: str) -> None:
+        """Where there is no memory for two blocks, one has twice the threads."""
+        monkeypatch.setattr(packing, "room", lambda rows, y, blocks: 0 if blocks == 2 else rows.kept)
+        assert assert_agree(monkeypatch, curved_set, device).converged.all()
+
     def test_rescued(self, monkeypatch, device: str) -> None:
         """Samples that the kernels give up are repaired by the plain loop, and have its gradient."""
         solution = assert_agree(monkeypatch, curved_set, device, max_steps=4, rescue=True, close=1e-7)
@@ -290,6 +295,20 @@ class TestCurved:
         ):
             y = draw(2, 6, seed=3)
             assert packing.suits(constraints.at(y, y).map) is suits
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [3, 64, 160])
+def test_larger_tiles(monkeypatch, threads: int) -> None:
+    """More rows are multiplied in larger tiles, whose sums many threads share."""
+    options = {"rows": "all", "max_steps": 2, "start": None}
+    with monkeypatch.context() as patch:
+        ran = emulate(patch, threads)
+        mine = repaired(lambda: curved_set(36, 44), "cpu", **options)
+        assert {"forward", "backward"} <= set(ran)
+    theirs = repaired(lambda: curved_set(36, 44), "cpu", **options)
+    assert_equal(mine[0].value, theirs[0].value, 1e-9)
+    assert_equal(mine[1][0], theirs[1][0], 1e-8)
 
 
 @needs_compiler

@@ -9,7 +9,7 @@
 typedef REAL real;
 
 #ifndef SHARED_MEMORY
-#define SHARED_MEMORY(name) extern __shared__ real name[]
+#define SHARED_MEMORY(name) alignas(16) extern __shared__ real name[]
 #endif
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -21,6 +21,7 @@ typedef REAL real;
 #define EACH(i, first, count) for (int i = (first) + (int)threadIdx.x; i < (count); i += (int)blockDim.x)
 
 __device__ inline int least(int a, int b) { return a < b ? a : b; }
+__device__ inline int greatest(int a, int b) { return a > b ? a : b; }
 
 // How far g is outside its bounds; not a number where g is not finite.
 __device__ inline real outside(real g, real lower, real upper) {

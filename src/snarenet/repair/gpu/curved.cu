@@ -2,7 +2,7 @@
 
 #include "rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     real* value, const real* lowers, const real* uppers, real* scales, const bool* finite, const real* levels,
     int count_levels, int begin, int end, double tol, double finest, double still,
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
     EACH(c, rank, n) s.a[c] = 0;
     eliminate(rows, s, damping);
     assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.a[c]; },
+    sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = s.r[e + s.list[i]] - sum; });
     __syncthreads();
     solve(s, count);
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
     EACH(i, 0, m) s.w[i] = 0;
     __syncthreads();
     EACH(i, 0, count) s.w[s.list[i]] = found[i];
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * found[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * found[i]; },
          [&](int c, real sum) { s.t[c] = s.weights[c] * sum + s.a[c]; });
     __syncthreads();
     if (e) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) forward(
 }
 
 // One stage of `forward` back: `cotangent` is that of the position after it, and becomes that of the one before.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     const real* last, const real* scales, const real* levels, int count_levels, int begin, int end, const int* moves,
     const real* trail_y, const real* trail_w, const signed char* codes,
@@ -131,12 +131,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) backward(
     }
     eliminate(rows, s, damping);
     assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * s.a[c]; },
+    sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * s.a[c]; },
          [&](int i, real sum) { s.gram(count, i) = sum; });
     __syncthreads();
     solve(s, count);
     const real* p = s.M + count * (count + 1) / 2;
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * p[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * p[i]; },
          [&](int c, real sum) { s.a[c] -= sum; });  // v - J'p, rotated
     __syncthreads();
     EACH(c, 0, n) s.t[c] = s.weights[c] * s.a[c];

@@ -3,8 +3,9 @@
 #pragma once
 #include "common.cuh"
 
-#define CHUNK 16  // rows of the Jacobian that are rotated at a time
-#define PADDED 18  // their distance in shared memory: even, so that two are read at once, and not a multiple of 16
+#define TALL 8     // rows of the Jacobian that a thread rotates at a time
+#define PADDING 2  // columns are multiples of four rows and these apart: two are read at once, with few bank conflicts
+#define PIVOTS 4   // columns that are eliminated at a time, and rows of a thread
 
 // Constant rows: m rows y'diag(H_i)y + G_i y, and e eliminated ones, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
 struct Rows {
@@ -22,25 +23,48 @@ struct Rows {
   }
 };
 
+// Two neighbours in shared memory, read at once.
+struct alignas(2 * sizeof(real)) Pair {
+  real first, second;
+};
+
+// Reads `count` numbers, two by two, from an even place on.
+template <int count>
+__device__ inline void read(const real* from, real* to) {
+#pragma unroll
+  for (int i = 0; i < count; i += 2) {
+    Pair pair = *(const Pair*)(from + i);
+    to[i] = pair.first; to[i + 1] = pair.second;
+  }
+}
+
 // What a block keeps in shared memory.
 struct Work {
   real *y, *next, *r, *after, *w, *scale, *a, *t, *weights, *diagonal, *pivot, *partial, *chunk, *W, *M;
   int* list;       // the rows in use
   unsigned* bits;  // a bit for each row: is it in use?
-  int pitch;       // distance of the rows of W: odd, against bank conflicts
+  int pitch;       // distance of the columns of W; the rows are neighbours
+  int at_a_time;   // rows that the chunk has room for
   void* end;
 
   // For m rows of n variables, `all` with the eliminated ones; `room`: the most rows that may be in use at a time.
   __device__ Work(real* at, int n, int m, int all, int room, int threads) {
-    pitch = n | 1;
-    chunk = at; y = at += all > m ? PADDED * n : 0; next = at += n; a = at += n; t = at += n; weights = at += n;
+    pitch = (room + 1) / 4 * 4 + PADDING;  // tiles may reach into the next column: what they find is not used
+    // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
+    int scratch = 4 * threads + (room + 1) * (room + 2) / 2;
+    if (all > m) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
+    at_a_time = least(scratch / n - PADDING, room + TALL - 1) / TALL * TALL;
+    chunk = partial = at; M = at + 4 * threads; W = at += (scratch + 1) / 2 * 2;
+    y = at += n * pitch; next = at += n; a = at += n; t = at += n; weights = at += n;
     r = at += n; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += m;
-    partial = at += m; W = at += 4 * threads; M = at += room * pitch;
-    list = (int*)(at + (room + 1) * (room + 2) / 2); bits = (unsigned*)(list + m);
+    list = (int*)(at + m); bits = (unsigned*)(list + m);
     end = bits + (m + 31) / 32;
   }
   __device__ Work(real* at, const Rows& rows, int room)
       : Work(at, rows.n, rows.m, rows.e + rows.m, room, blockDim.x) {}
+
+  // an entry of W, which has the rows in use, rotated
+  __device__ real& rotated(int i, int c) { return W[c * pitch + i]; }
 
   // the lower triangle, row by row
   __device__ real& gram(int i, int j) { return M[i * (i + 1) / 2 + j]; }
@@ -107,110 +131,223 @@ __device__ void eliminate(const Rows& rows, Work& s, real damping) {
   }
 }
 
-// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
-template <typename Shift>
-__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
+// Some listed rows of the Jacobian, from the `first` on: entry (i, k) is J[k * distance + i].
+__device__ void jacobian(const Rows& rows, const Work& s, int first, int some, real* J, int distance) {
   int n = rows.n, threads = blockDim.x, me = threadIdx.x;
   int width = least((n + 31) / 32 * 32, threads), groups = threads / width, group = me / width, lane = me % width;
-  for (int first = 0; first < count; first += CHUNK) {
-    int some = least(CHUNK, count - first);
-    for (int k = lane; k < n && group < groups; k += width) {
-      real twice = 2 * s.y[k];
+  for (int k = lane; k < n && group < groups; k += width) {
+    real twice = 2 * s.y[k];
 #pragma unroll 8
-      for (int i = group; i < CHUNK; i += groups) {
-        real value = 0;
-        if (i < some) {
-          int at = s.list[first + i] * n + k;
-          value = rows.H[at] * twice + rows.G[at];
-        }
-        if (rows.e) s.chunk[k * PADDED + i] = value;
-        else if (i < some) s.W[(first + i) * s.pitch + k] = value;
-      }
+    for (int i = group; i < some; i += groups) {
+      int at = s.list[first + i] * n + k;
+      J[k * distance + i] = rows.H[at] * twice + rows.G[at];
     }
-    if (rows.e == 0) continue;
-    __syncthreads();
-    for (int c = lane; c < n && group < groups; c += width)
-      for (int part = group * 8; part < some; part += groups * 8) {
-        real sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll 8
-        for (int k = 0; k < n; k++) {
-          real rotation = rows.Q[k * n + c];
-          const real* J = s.chunk + k * PADDED + part;
-#pragma unroll
-          for (int i = 0; i < 8; i++) sum[i] += J[i] * rotation;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-          if (part + i < some) s.W[(first + part + i) * s.pitch + c] = sum[i];
-      }
-    __syncthreads();
   }
-  __syncthreads();
-  int blocks = (count + 1) / 2, tiles = blocks * (blocks + 1) / 2;  // two by two
-  width = least((tiles + 31) / 32 * 32, threads);
-  if (count == 0) return;
+}
+
+// Rows in the chunk times Q, into W: a thread has a tile of TALL rows and some columns.
+template <int COLUMNS>
+__device__ void rotate(const Rows& rows, Work& s, int first, int some) {
+  int n = rows.n, wide = (n + COLUMNS - 1) / COLUMNS, distance = s.at_a_time + PADDING;
+  EACH(at, 0, wide * ((some + TALL - 1) / TALL)) {
+    int c = at % wide, i = at / wide * TALL;
+    real sum[TALL][COLUMNS] = {};
+#pragma unroll 8 / COLUMNS
+    for (int k = 0; k < n; k++) {
+      real J[TALL], rotation[COLUMNS];
+      read<TALL>(s.chunk + k * distance + i, J);
+#pragma unroll
+      for (int b = 0; b < COLUMNS; b++) rotation[b] = rows.Q[k * n + least(c + b * wide, n - 1)];
+#pragma unroll
+      for (int a = 0; a < TALL; a++)
+#pragma unroll
+        for (int b = 0; b < COLUMNS; b++) sum[a][b] += J[a] * rotation[b];
+    }
+#pragma unroll
+    for (int a = 0; a < TALL; a++)
+#pragma unroll
+      for (int b = 0; b < COLUMNS; b++)
+        if (i + a < some && c + b * wide < n) s.rotated(first + i + a, c + b * wide) = sum[a][b];
+  }
+}
+
+// The Gram matrix of `assemble`: a thread, or several that share its sums, has a tile of SIDE times SIDE entries.
+// The rows of a tile are pairs far from each other, so that threads in sequence read pairs in sequence.
+template <int SIDE, typename Shift>
+__device__ void multiply(Work& s, int n, int count, Shift shifted) {
+  int blocks = (count + SIDE - 1) / SIDE, tiles = blocks * (blocks + 1) / 2;
+  int threads = blockDim.x, me = threadIdx.x, width = least((tiles + 31) / 32 * 32, threads);
   int slices = threads / width, slice = me / width;
   for (int start = 0; start < tiles; start += width) {
     int at = start + me % width, i = 0, j = 0;
-    real sum[4] = {0, 0, 0, 0};
+    real sum[SIDE * SIDE] = {};
     if (at < tiles && slice < slices) {
       int row = (int)((sqrt(8.0f * at + 1) - 1) / 2);
       while ((row + 1) * (row + 2) / 2 <= at) row++;
       while (row * (row + 1) / 2 > at) row--;
       i = 2 * row; j = 2 * (at - row * (row + 1) / 2);
-      const real *u0 = s.W + i * s.pitch, *u1 = s.W + least(i + 1, count - 1) * s.pitch;
-      const real *v0 = s.W + j * s.pitch, *v1 = s.W + least(j + 1, count - 1) * s.pitch;
-#pragma unroll 4
+#pragma unroll 8 / SIDE
       for (int k = slice; k < n; k += slices) {
-        real weight = s.weights[k], x0 = u0[k] * weight, x1 = u1[k] * weight, z0 = v0[k], z1 = v1[k];
-        sum[0] += x0 * z0; sum[1] += x0 * z1; sum[2] += x1 * z0; sum[3] += x1 * z1;
+        real u[SIDE], v[SIDE], weight = s.weights[k];
+        const real* column = s.W + k * s.pitch;
+#pragma unroll
+        for (int a = 0; a < SIDE; a += 2) {
+          read<2>(column + i + a * blocks, u + a);
+          read<2>(column + j + a * blocks, v + a);
+        }
+#pragma unroll
+        for (int a = 0; a < SIDE; a++) {
+          real weighted = u[a] * weight;
+#pragma unroll
+          for (int b = 0; b < SIDE; b++) sum[a * SIDE + b] += weighted * v[b];
+        }
       }
     }
     if (slices > 1) {
-      for (int part = 0; part < 4; part++) s.partial[part * threads + me] = sum[part];
-      __syncthreads();
-      if (slice == 0)
-        for (int other = 1; other < slices; other++)
-          for (int part = 0; part < 4; part++) sum[part] += s.partial[part * threads + other * width + me];
+#pragma unroll
+      for (int some = 0; some < SIDE * SIDE; some += 4) {
+        for (int part = 0; part < 4; part++) s.partial[part * threads + me] = sum[some + part];
+        __syncthreads();
+        if (slice == 0)
+          for (int other = 1; other < slices; other++)
+            for (int part = 0; part < 4; part++) sum[some + part] += s.partial[part * threads + other * width + me];
+        __syncthreads();
+      }
     }
     if (at < tiles && slice == 0) {
-      if (i == j) {
-        s.diagonal[i] = sum[0] = shifted(s.list[i], sum[0]);
-        if (i + 1 < count) s.diagonal[i + 1] = sum[3] = shifted(s.list[i + 1], sum[3]);
-      } else {
-        s.gram(i, j + 1) = sum[1];
-      }
-      s.gram(i, j) = sum[0];
-      if (i + 1 < count) {
-        s.gram(i + 1, j) = sum[2];
-        s.gram(i + 1, j + 1) = sum[3];
+#pragma unroll
+      for (int part = 0; part < SIDE * SIDE; part++) {
+        int a = part / SIDE, b = part % SIDE, x = i + a % 2 + a / 2 * 2 * blocks, z = j + b % 2 + b / 2 * 2 * blocks;
+        if (x >= count || z >= count) continue;
+        if (x == z) s.diagonal[x] = sum[part] = shifted(s.list[x], sum[part]);
+        s.gram(x > z ? x : z, x > z ? z : x) = sum[part];
       }
     }
-    __syncthreads();
   }
+  __syncthreads();
+}
+
+// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
+template <typename Shift>
+__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
+  if (rows.e == 0) {
+    jacobian(rows, s, 0, count, s.W, s.pitch);
+  } else {
+    for (int first = 0; first < count; first += s.at_a_time) {
+      int some = least(s.at_a_time, count - first);
+      jacobian(rows, s, first, some, s.chunk, s.at_a_time + PADDING);
+      __syncthreads();
+      if (rows.n * ((some + TALL - 1) / TALL) > (int)blockDim.x) rotate<2>(rows, s, first, some);
+      else rotate<1>(rows, s, first, some);
+      __syncthreads();
+    }
+  }
+  __syncthreads();
+  if (count == 0) return;
+  if (count > 32) multiply<4>(s, rows.n, count, shifted);
+  else multiply<2>(s, rows.n, count, shifted);
+}
+
+// The first part of `solve`: PIVOTS columns, from j on, are eliminated from each other, on the diagonal and below.
+__device__ void pivots(Work& s, int count, int j) {
+  int rest = least(j + PIVOTS, count);
+  real block[PIVOTS][PIVOTS], inverse[PIVOTS];
+  if ((int)threadIdx.x <= count - rest) {  // as many threads as rows below: each makes the pivots for itself
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++)
+#pragma unroll
+      for (int q = 0; q <= p; q++) block[p][q] = j + p < rest ? s.gram(j + p, j + q) : (real)(p == q);
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+      real d = block[p][p];
+      if (!(d > 0)) d = 4 * EPSILON * count * s.diagonal[j + p];  // singular to working precision: a shift
+      inverse[p] = 1 / d;
+      if (threadIdx.x == 0 && j + p < rest) s.pivot[j + p] = inverse[p];
+#pragma unroll
+      for (int q = p + 1; q < PIVOTS; q++) {
+        real factor = block[q][p] * inverse[p];
+#pragma unroll
+        for (int k = p + 1; k <= q; k++) block[q][k] -= factor * block[k][p];
+      }
+    }
+    EACH(i, rest, count + 1) {
+      real *row = &s.gram(i, j), entry[PIVOTS];
+#pragma unroll
+      for (int p = 0; p < PIVOTS; p++) entry[p] = j + p < rest ? row[p] : (real)0;
+#pragma unroll
+      for (int p = 0; p < PIVOTS; p++) {
+        real factor = entry[p] * inverse[p];
+#pragma unroll
+        for (int q = p + 1; q < PIVOTS; q++) entry[q] -= factor * block[q][p];
+        if (j + p < rest) row[p] = entry[p];
+      }
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int p = 1; p < PIVOTS; p++)
+#pragma unroll
+    for (int q = 0; q < p; q++)
+      if (threadIdx.x == 0 && j + p < rest) s.gram(j + p, j + q) = block[p][q];
 }
 
 // Solve with the matrix of `assemble` and the right-hand side in its last row; the solution replaces that row.
 __device__ void solve(Work& s, int count) {
-  int width = least(16, blockDim.x), x = threadIdx.x % width, z = threadIdx.x / width, height = blockDim.x / width;
-  for (int j = 0; j < count; j++) {
-    real d = s.gram(j, j);
-    if (!(d > 0)) d = 4 * EPSILON * count * s.diagonal[j];  // singular to working precision: a shift
-    real inverse = 1 / d;
-    if (threadIdx.x == 0) s.pivot[j] = inverse;
-    for (int i = j + 1 + z; i <= count && z < height; i += height) {
-      real factor = s.gram(i, j) * inverse;
-      for (int k = j + 1 + x; k <= i && k < count; k += width) s.gram(i, k) -= factor * s.gram(k, j);
+  int width = least(16, blockDim.x), lane = threadIdx.x % width, group = threadIdx.x / width;
+  int groups = blockDim.x / width;
+  for (int j = 0; j < count; j += PIVOTS) {
+    pivots(s, count, j);
+    int rest = j + PIVOTS;
+    for (int i = rest + group * PIVOTS; i <= count && rest < count && group < groups; i += groups * PIVOTS) {
+      real *row[PIVOTS], factor[PIVOTS][PIVOTS];
+#pragma unroll
+      for (int a = 0; a < PIVOTS; a++) {
+        row[a] = &s.gram(least(i + a, count), 0);
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) factor[a][p] = row[a][j + p] * s.pivot[j + p];
+      }
+      for (int k = rest + lane; k < least(i + PIVOTS, count); k += width) {
+        real column[PIVOTS], entry[PIVOTS];
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) {
+          column[p] = s.gram(k, j + p);
+          entry[p] = row[p][k];
+        }
+#pragma unroll
+        for (int a = 0; a < PIVOTS; a++) {
+#pragma unroll
+          for (int p = 0; p < PIVOTS; p++) entry[a] -= factor[a][p] * column[p];
+          if (k <= i + a && i + a <= count) row[a][k] = entry[a];
+        }
+      }
     }
     __syncthreads();
   }
   real* row = s.M + count * (count + 1) / 2;
-  for (int k = count - 1; k >= 0; k--) {
-    real solution = row[k] * s.pivot[k];
-    EACH(i, 0, k) row[i] -= s.gram(k, i) * solution;
+  for (int j = (count - 1) / PIVOTS * PIVOTS; j >= 0; j -= PIVOTS) {
+    real solution[PIVOTS];
+    if ((int)threadIdx.x <= j) {  // as many threads as rows above: each solves the block for itself
+#pragma unroll
+      for (int p = PIVOTS - 1; p >= 0; p--) {
+        solution[p] = j + p < count ? row[j + p] : (real)0;
+#pragma unroll
+        for (int q = PIVOTS - 1; q > p; q--)
+          if (j + q < count) solution[p] -= s.gram(j + q, j + p) * solution[q];
+        if (j + p < count) solution[p] *= s.pivot[j + p];
+      }
+      EACH(i, 0, j) {
+        real sum = row[i];
+#pragma unroll
+        for (int p = PIVOTS - 1; p >= 0; p--)
+          if (j + p < count) sum -= s.gram(j + p, i) * solution[p];
+        row[i] = sum;
+      }
+    }
     __syncthreads();
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++)
+      if (threadIdx.x == 0 && j + p < count) row[j + p] = solution[p];
   }
-  EACH(k, 0, count) row[k] *= s.pivot[k];
   __syncthreads();
 }
 

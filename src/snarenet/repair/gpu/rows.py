@@ -12,7 +12,7 @@ from snarenet.constraints.maps import IdentityMap, LinearMap, Map, QuadraticMap
 from snarenet.linalg import Spectrum
 from snarenet.repair.gpu import launching, nvrtc
 
-THREADS = 256  # of a block, at most: the compiler then leaves room for two blocks a multiprocessor
+THREADS = 256  # of a block where a multiprocessor has memory for two; one that has it for itself gets twice as many
 LOST, FOUND, CROWDED = range(3)  # how a search ends; crowded: more rows in use than there was room for
 _RESERVED = 1024  # bytes of shared memory that a multiprocessor keeps for itself, for every block
 
@@ -25,7 +25,8 @@ class PackedRows(NamedTuple):
     kept: int  # rows that are not eliminated
     eliminated: int  # rows that are
     rank: int  # of the latter
-    bytes: tuple[int, ...]  # shared memory of a block, for each number of rows that may be in use at a time
+    # shared memory of a block, for each number of rows that may be in use at a time: one block a multiprocessor, or two
+    bytes: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def suits(map: Map) -> bool:
@@ -57,8 +58,8 @@ def pack(source: str, map: Map, spectrum: Spectrum | None, y: Tensor, used: int)
     `spectrum` is that of the rows that were eliminated.
     """
     size, kept, eliminated = y.shape[1], map.rows, 0 if spectrum is None else len(spectrum.A)
-    need = _shared_bytes(source, size, kept, eliminated, y)
-    if need[used] > launching.most_shared(y):
+    alone, paired = (_shared_bytes(source, size, kept, eliminated, y, _threads(blocks)) for blocks in (1, 2))
+    if alone[used] > launching.most_shared(y):
         return None
     H, G = (torch.cat(pieces) for pieces in zip(*(_coefficients(part, y) for part in map.parts), strict=True))
     pieces, rank = [H, G, H.T, G.T], 0
@@ -69,7 +70,8 @@ def pack(source: str, map: Map, spectrum: Spectrum | None, y: Tensor, used: int)
         left = spectrum.left / spectrum.root.unsqueeze(1)
         values = torch.cat([spectrum.values, A.new_zeros(size - rank)])
         pieces += [A, A.T, basis, basis.T, left, left.T, values, spectrum.root.square()]
-    return PackedRows(torch.cat([piece.reshape(-1) for piece in pieces]), size, kept, eliminated, rank, need)
+    constants = torch.cat([piece.reshape(-1) for piece in pieces])
+    return PackedRows(constants, size, kept, eliminated, rank, (alone, paired))
 
 
 def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,26 +82,36 @@ def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(G), G
 
 
-def _shared_bytes(source: str, size: int, kept: int, eliminated: int, y: Tensor) -> tuple[int, ...]:
+def _shared_bytes(source: str, size: int, kept: int, eliminated: int, y: Tensor, threads: int) -> tuple[int, ...]:
     """Shared memory of a block, as `struct Work` of rows.cuh lays it out, for 0, 1, ..., `kept` rows in use."""
     found = torch.empty(kept + 1, dtype=torch.int32, device=y.device)
-    _load(source, y).launch("shared_bytes", 1, 1, 0, [size, kept, eliminated + kept, THREADS, found])
+    _load(source, y, 2).launch("shared_bytes", 1, 1, 0, [size, kept, eliminated + kept, threads, found])
     return tuple(found.tolist())
 
 
 def room(rows: PackedRows, y: Tensor, blocks: int) -> int:
-    """The most rows that may be in use at a time if a multiprocessor is to have so many blocks."""
+    """The most rows that may be in use at a time if a multiprocessor is to have so many blocks, one or two."""
     memory = (launching.most_shared(y) + _RESERVED) // blocks - _RESERVED
-    return max(0, bisect_right(rows.bytes, memory) - 1)
+    return max(0, bisect_right(rows.bytes[blocks - 1], memory) - 1)
 
 
 def launch(
     source: str, name: str, rows: PackedRows, like: Tensor, *arguments: nvrtc.Argument, used: int | None = None
 ) -> None:
     """Start a kernel for these rows, `used` of them at a time at most: one block a sample, as many as `like` has."""
-    shared = rows.bytes[rows.kept if used is None else used]
-    _load(source, like).launch(name, len(like), THREADS, shared, [*rows[:5], *arguments])
+    used = rows.kept if used is None else used
+    blocks = 2 if used <= room(rows, like, 2) else 1
+    shared = rows.bytes[blocks - 1][used]
+    _load(source, like, blocks).launch(name, len(like), _threads(blocks), shared, [*rows[:5], *arguments])
 
 
-def _load(source: str, like: Tensor) -> nvrtc.Kernels:
-    return launching.load(source, like.dtype, like.device, THREADS=THREADS, LOST=LOST, FOUND=FOUND, CROWDED=CROWDED)
+def _threads(blocks: int) -> int:
+    """Threads of a block if a multiprocessor is to have so many blocks."""
+    return THREADS * 2 // blocks
+
+
+def _load(source: str, like: Tensor, blocks: int) -> nvrtc.Kernels:
+    return launching.load(
+        source, like.dtype, like.device,
+        THREADS=_threads(blocks), BLOCKS=blocks, LOST=LOST, FOUND=FOUND, CROWDED=CROWDED,
+    )  # fmt: skip

@@ -4,7 +4,7 @@
 
 // The search of start/active_set.py: z and multipliers of the nearest point, and whether they were found.
 // `again` is for those samples alone that had more rows in use than there was room for.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) search(
     const real* constants, int n, int m, int e, int rank,
     const real* points, const real* lowers, const real* uppers, const real* metric, const real* reaches,
     const real* shares, int iterations, double flat, double enough, int room, int again,
@@ -43,15 +43,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) search(
          [&](int c, real bend) { s.weights[c] = 1 / fmax(metric[c] + bend, (real)flat * metric[c]); });
     __syncthreads();
     assemble(rows, s, count, [&](int i, real d) { return d + share * d; });
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * mu[s.list[i]]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * mu[s.list[i]]; },
          [&](int c, real sum) { slope[c] = metric[c] * (s.y[c] - y[c]) + sum; });
     __syncthreads();
-    sums(count, n, s.partial, [&](int i, int c) { return s.W[i * s.pitch + c] * s.weights[c] * slope[c]; },
+    sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * slope[c]; },
          [&](int i, real sum) { s.gram(count, i) = s.after[s.list[i]] - sum; });
     __syncthreads();
     solve(s, count);
     const real* change = s.M + count * (count + 1) / 2;
-    sums(n, count, s.partial, [&](int c, int i) { return s.W[i * s.pitch + c] * change[i]; },
+    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * change[i]; },
          [&](int c, real sum) { s.next[c] = s.y[c] - s.weights[c] * (slope[c] + sum); });
     __syncthreads();
     real moved = 0, size = 0, none = 0;
