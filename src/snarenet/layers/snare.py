@@ -9,18 +9,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
+from snarenet.constraints.data import select_inputs
 from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.steady import steady
 from snarenet.optimum import polish
-from snarenet.optimum.descent import BOLD, CAREFUL, STEADY
+from snarenet.optimum.polishing import FAR, NEAR
 from snarenet.repair import Explanation, Options, Rescue, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
-from snarenet.repair.options import as_start, as_step, as_weights, check_count, check_weights
+from snarenet.repair.options import as_start, as_step, as_weights, check_count, check_metric, check_weights
 from snarenet.solution import Solution
 from snarenet.tracing import tracing
 
@@ -57,6 +58,8 @@ class SnareLayer(Layer):
             which f is lower (`optimum.polish`); with `layer.polishes = "all"` every sample is, with "none" nobody.
         step: factor of the step down f, at most 2 over the largest ratio of second derivatives to weights; None for no
             step.
+        typical: (n,) a point in or near the set for a typical x: in eval mode, samples that nothing else brings to the
+            set are repaired from there, with all of the rescue.
         record: on a GPU, record a repair with this many steps into a CUDA graph, one for each shape of a batch, and
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
@@ -95,6 +98,7 @@ class SnareLayer(Layer):
         scale: Tensor | None = None,
         objective: Callable[[Tensor, Any], Tensor] | None = None,
         step: float | Tensor | None = 1.0,
+        typical: Tensor | None = None,
         record: int = 0,
         nearest: int | None = None,
     ) -> None:
@@ -109,7 +113,11 @@ class SnareLayer(Layer):
         self.record, self.objective = record, objective
         self.weights: Tensor | None
         self.step: Tensor | None
+        if typical is not None:
+            check_metric("typical", typical, constraints.size)
+        self.typical: Tensor | None
         self.register_buffer("weights", weights)
+        self.register_buffer("typical", typical, persistent=False)
         self.register_buffer("step", None if objective is None or step is None else as_step(step))
         self._recorder = Recorder()
         self.register_load_state_dict_post_hook(_prepare_again)
@@ -151,32 +159,49 @@ class SnareLayer(Layer):
             found = repair_with(options, self.constraints, first, x, relax, self.weights, known, near=near)
             return finish(found._replace(raw=y))
 
-        if not self._may_polish:
+        if self.training or tracing() or self.options.rescue is not True:
             return reach(self.options)
+        if self.objective is None or self.polishes == "none" or torch.is_grad_enabled():
+            return self._from_typical(reach(self.options), x)  # what is differentiated is what the repair made
         found = reach(replace(self.options, rescue=False, restarts=0))
         near = found.converged
         if not bool(near.all()):
-            found = reach(self.options, found)
-            found = self._polished(found, found.converged & ~near, x, (CAREFUL, CAREFUL))
-        return self._polished(found, near, x, (BOLD, STEADY)) if self.polishes == "all" else found
+            found = self._from_typical(reach(self.options, found), x)
+            found = self._polished(found, found.converged & ~near, x, FAR)
+        return self._polished(found, near, x, NEAR) if self.polishes == "all" else found
 
-    @property
-    def _may_polish(self) -> bool:
-        """Are samples led on from where the repair ends? What is differentiated stays what the repair made."""
-        asked = self.objective is not None and self.options.rescue is True and self.polishes != "none"
-        return asked and not (self.training or torch.is_grad_enabled() or tracing())
+    def _from_typical(self, found: Solution, x: Any) -> Solution:
+        """The same with samples that nothing brought to the set repaired from a typical point of it."""
+        samples = (~found.converged & found.raw.isfinite().all(1)).nonzero().squeeze(1)
+        if self.typical is None or not len(samples) or not self._divides(found, x, samples):
+            return found
+        start = self.typical.to(found.value).expand(len(samples), -1)
+        again = repair_with(self.options, self.constraints, start, select_inputs(x, samples), 0.0, self.weights)
+        reached = again.converged.nonzero().squeeze(1)
+        steps = again.steps + found.steps[samples]
+        again = again._replace(raw=found.raw[samples], steps=steps)
+        return _put(found, samples[reached], Solution(*(tensor[reached] for tensor in again)))
 
     def _polished(self, found: Solution, which: Tensor, x: Any, shares: tuple[float, ...]) -> Solution:
         """The same with better points for samples (B,) of the set; see `polish`."""
-        assert self.objective is not None
         samples = which.nonzero().squeeze(1)
-        if not len(samples):
+        if not len(samples) or not self._divides(found, x, samples):
             return found
-        x = tree_map_only(Tensor, lambda leaf: leaf[samples], x)
-        some = Solution(*(tensor[samples] for tensor in found))
-        value = polish(self.objective, self.constraints, some.value.double(), x, tol=self.aim(some.raw), shares=shares)
-        better = self.judge(self.constraints.at(value, x), value, some.raw, some.steps, some.raw.dtype)
-        return Solution(*(old.index_copy(0, samples, new) for old, new in zip(found, better, strict=True)))
+        assert self.objective is not None
+        x, some = select_inputs(x, samples), Solution(*(tensor[samples] for tensor in found))
+        value, tol = some.value.double(), self.aim(some.raw)
+        value = polish(self.objective, self.constraints, value, x, tol=tol, shares=shares)
+        return _put(
+            found, samples, self.judge(self.constraints.at(value, x), value, some.raw, some.steps, some.raw.dtype)
+        )
+
+    def _divides(self, found: Solution, x: Any, samples: Tensor) -> bool:
+        """Can the set be had for some of the samples alone? Not if it holds tensors with an entry for each of them."""
+        try:
+            self.constraints.at(found.value[samples], select_inputs(x, samples))
+        except ValueError:
+            return False
+        return True
 
     def _steady(self, y: Tensor) -> tuple[Tensor, Callable[[Solution], Solution]]:
         """`steady`, if gradients are to be limited; a compiled call has no hooks."""
@@ -242,6 +267,11 @@ class SnareLayer(Layer):
         asked = self.options
         start = f"start={asked.start!r}, damping={asked.damping!r}"
         return f"{start}, rows={asked.rows!r}, tol={asked.tol:g}, max_steps={asked.max_steps}"
+
+
+def _put(found: Solution, samples: Tensor, others: Solution) -> Solution:
+    """The same with others in the places of these samples (k,)."""
+    return Solution(*(old.index_copy(0, samples, new.to(old.dtype)) for old, new in zip(found, others, strict=True)))
 
 
 def _slope(f: Callable[[Tensor, Any], Tensor], y: Tensor, x: Any) -> tuple[Tensor, Tensor]:

@@ -29,10 +29,7 @@ from snarenet.repair.start.smooth import differentiable
 from snarenet.repair.start.task import Task
 
 _STEPS = 80
-# Shares: of most steps, and of the last; with less, grids of 300 buses are left. There, the first of the three leads 40
-# points that are 0.44 % off to 7e-8 in the median, but some no nearer than 0.5 %; the second all of them to 1e-5; the
-# third, in two descents, also those of a rescue, 3 % off, to 3e-4.
-BOLD, STEADY, CAREFUL, _FINE = 1e-3, 0.03, 0.1, 1e-4
+BOLD, _FINE = 1e-3, 1e-4  # shares: of most steps, and of the last; with less, grids of 300 buses are left
 _HOLD, _FALL = 40, 0.9  # steps until it falls from one to the other, and by how much a step
 _AGAIN = 20  # steps after which the bound on the Hessian is computed anew
 _COURSE = Course(0.03, 0.1, (1e-5,))

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.maps import IdentityMap
-from snarenet.optimum.descent import BOLD, STEADY, descend
+from snarenet.optimum.descent import BOLD, descend
 from snarenet.optimum.slope import Objective
 from snarenet.repair import Options, repair_with
 
+# Shares of the descents, from points near an optimum and from those of a rescue. On a grid of 300 buses the first leads
+# most of 40 points that are 0.44 % off to 1e-7, and a few no nearer than 0.5 %; after the second all are within 3e-6. Of
+# eleven points of a rescue, 1 to 8 % off, the last three leave none farther than 2e-5; the boldest alone leaves 0.2 %.
+NEAR, FAR = (BOLD, 0.03), (0.3, 0.1, 0.03)
 _ROOM = 0.1  # of the room between the bounds of a variable, or of its size: a unit
 
 
@@ -23,7 +27,7 @@ def polish(
     x: Any = None,
     units: Tensor | None = None,
     tol: float = 1e-8,
-    shares: tuple[float, ...] = (BOLD, STEADY),
+    shares: tuple[float, ...] = NEAR,
 ) -> Tensor:
     """(B, n) points of the set at which the objective is lower than at y, most of them next to a local optimum.
 
@@ -37,7 +41,7 @@ def polish(
         units: (n,) lengths to move the variables by; a share of their room between bounds, or of their size, unless
             given.
         tol: the tolerance.
-        shares: one descent for each, from where the last one led; see `descend`.
+        shares: one descent for each, from where the last one led, see `descend`; `NEAR` or `FAR`.
     """
     if not len(y):
         return y

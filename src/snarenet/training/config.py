@@ -99,6 +99,8 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         units = self.build_units(problem, found, outputs) if standardised else None
         inputs = problem.seen(problem.inputs).shape[1]
         net = problem.network(self.build_net, inputs, outputs) if net is None else net
+        if units is not None and isinstance(layer, SnareLayer) and outputs == problem.size:
+            layer.typical = units.centre  # one tensor: a run that is loaded writes to it
         return ConstrainedModel(net.to(device), layer.to(device), units)
 
     def find(self, problem: Problem) -> Found:
