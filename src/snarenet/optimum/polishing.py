@@ -14,8 +14,8 @@ from snarenet.optimum.slope import Objective
 from snarenet.repair import Options, repair_with
 
 # Shares of the descents, from points near an optimum and from those of a rescue. On a grid of 300 buses the first leads
-# most of 40 points that are 0.44 % off to 1e-7, and a few no nearer than 0.5 %; after the second all are within 3e-6. Of
-# eleven points of a rescue, 1 to 8 % off, the last three leave none farther than 2e-5; the boldest alone leaves 0.2 %.
+# most of 40 points that are 0.44 % off to 1e-7, and some no nearer than 0.5 %; after the second all are within 3e-6.
+# Of eleven points of a rescue, 1 to 8 % off, the last three leave none farther than 6e-5.
 NEAR, FAR = (BOLD, 0.03), (0.3, 0.1, 0.03)
 _ROOM = 0.1  # of the room between the bounds of a variable, or of its size: a unit
 
