@@ -63,7 +63,7 @@ class TestPolish:
         y, slope = torch.zeros(2, 4, dtype=torch.float64), draw(2, 4, seed=1)
         step = lambda objective, constraints, y, x, *others: y - 0.1 * x  # noqa: E731
         monkeypatch.setattr("snarenet.optimum.polishing.descend", step)
-        torch.testing.assert_close(polish(along, ball(9.0), y, slope, shares=(0.1, 0.1, 0.1)), -0.3 * slope)
+        torch.testing.assert_close(polish(along, ball(9.0), y, slope, descents=[(0.1, 9)] * 3), -0.3 * slope)
 
     def test_no_samples(self) -> None:
         assert polish(along, ball(), draw(0, 4), draw(0, 4)).shape == (0, 4)

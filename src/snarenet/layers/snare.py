@@ -17,7 +17,7 @@ from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.steady import steady
 from snarenet.optimum import polish
-from snarenet.optimum.polishing import FAR, NEAR
+from snarenet.optimum.polishing import FAR, NEAR, Descents
 from snarenet.repair import Explanation, Options, Rescue, Rows, Solver, Start, Store, explain_with, prepare, repair_with
 from snarenet.repair.conflict import remember
 from snarenet.repair.gpu.graphs import Recorder
@@ -182,7 +182,7 @@ class SnareLayer(Layer):
         again = again._replace(raw=found.raw[samples], steps=steps)
         return _put(found, samples[reached], Solution(*(tensor[reached] for tensor in again)))
 
-    def _polished(self, found: Solution, which: Tensor, x: Any, shares: tuple[float, ...]) -> Solution:
+    def _polished(self, found: Solution, which: Tensor, x: Any, descents: Descents) -> Solution:
         """The same with better points for samples (B,) of the set; see `polish`."""
         samples = which.nonzero().squeeze(1)
         if not len(samples) or not self._divides(found, x, samples):
@@ -190,7 +190,7 @@ class SnareLayer(Layer):
         assert self.objective is not None
         x, some = select_inputs(x, samples), Solution(*(tensor[samples] for tensor in found))
         value, tol = some.value.double(), self.aim(some.raw)
-        value = polish(self.objective, self.constraints, value, x, tol=tol, shares=shares)
+        value = polish(self.objective, self.constraints, value, x, tol=tol, descents=descents)
         return _put(
             found, samples, self.judge(self.constraints.at(value, x), value, some.raw, some.steps, some.raw.dtype)
         )

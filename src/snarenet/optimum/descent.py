@@ -28,7 +28,7 @@ from snarenet.repair.start.interior import Course
 from snarenet.repair.start.smooth import differentiable
 from snarenet.repair.start.task import Task
 
-_STEPS = 80
+STEPS = 80
 BOLD, _FINE = 1e-3, 1e-4  # shares: of most steps, and of the last; with less, grids of 300 buses are left
 _HOLD, _FALL = 40, 0.9  # steps until it falls from one to the other, and by how much a step
 _AGAIN = 20  # steps after which the bound on the Hessian is computed anew
@@ -39,7 +39,13 @@ _WORK = 2e12  # products of numbers in all dense systems together, beyond which 
 
 
 def descend(
-    objective: Objective, constraints: Constraints, start: Tensor, x: Any, units: Tensor, share: float = BOLD
+    objective: Objective,
+    constraints: Constraints,
+    start: Tensor,
+    x: Any,
+    units: Tensor,
+    share: float = BOLD,
+    steps: int = STEPS,
 ) -> Tensor:
     """Nearly local optima (B, n), nearly in the set; the start where that fails, or takes too much work.
 
@@ -50,11 +56,12 @@ def descend(
         x: their inputs.
         units: (n,) typical moves of the variables, positive.
         share: that of most steps, delta of the module's formula; more where the optimum is farther away.
+        steps: the most of them.
     """
     instance = constraints.at(start, x)
     sparse, slope = sparse_suits(instance), Slope(objective, start, x)
     size = (slope.value * units).norm(dim=1).nanmean()
-    work = _STEPS * len(start) * instance.map.rows**2 * (instance.map.rows / 3 + start.shape[1])
+    work = steps * len(start) * instance.map.rows**2 * (instance.map.rows / 3 + start.shape[1])
     if not size > 0 or not differentiable(instance.map, start[:1]) or (work > _WORK and not sparse):
         return start
     plain, bend = size / units.square(), slope.bound(units)
@@ -62,7 +69,7 @@ def descend(
     state = interior.begin(task, start, _COURSE)
     floor = _LAST * state.kappa
     state = state._replace(unit=torch.full_like(state.unit, torch.inf))  # no limit on the length of steps
-    for k in range(_STEPS):
+    for k in range(steps):
         z = state.point.z
         slope = Slope(objective, z, x)
         bend = slope.bound(units) if k % _AGAIN == _AGAIN - 1 else bend

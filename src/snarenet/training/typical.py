@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from snarenet.optimum import Slope, polish
-from snarenet.optimum.descent import BOLD
+from snarenet.optimum.descent import BOLD, STEPS
 from snarenet.optimum.polishing import units_of
 from snarenet.problems import Problem
 from snarenet.repair import Options, repair_with
@@ -45,7 +45,7 @@ _MOST, _NORMAL = 0.8, 1.2816  # share of the samples that are within a spread, a
 # of the projections are not found from 50 away, all are from 20.
 _NEAR, _FAR, _FARTHEST = 10.0, 50.0, 300.0
 _FLAT = 1e-9  # a curvature that changes the slope by so little is rounding
-_TOL = 1e-6
+_TOL, _DESCENT = 1e-6, ((BOLD, STEPS),)
 _SURE = Options(tol=_TOL, rescue=True, start=None)
 
 
@@ -107,7 +107,7 @@ def _solutions(problem: Problem, centre: Tensor) -> tuple[Tensor, Tensor]:
     y, x = first.value[first.converged], x[first.converged]
     if not len(y):
         return y, x
-    return polish(problem.objective, problem.constraints, y, x, _units(problem, y, x), _TOL, (BOLD,)), x
+    return polish(problem.objective, problem.constraints, y, x, _units(problem, y, x), _TOL, _DESCENT), x
 
 
 def _units(problem: Problem, y: Tensor, x: Tensor) -> Tensor:
