@@ -8,6 +8,7 @@ from torch import Tensor
 
 import snarenet as sn
 from snarenet.optimum import polish
+from snarenet.optimum.descent import BOLD, STEPS
 from snarenet.optimum.polishing import units_of
 from snarenet.reference import solve
 
@@ -39,11 +40,13 @@ class TestPolish:
         assert problem.typical is not None
         y = sn.repair(problem.constraints, problem.typical + 0.1 * draw(6, problem.size), x, start=None).value
         best = solve(problem, x, workers=1).objective
-        before, after = (
-            (problem.objective(z, x) - best) / best for z in (y, polish(problem.objective, problem.constraints, y, x))
-        )
+        asked = problem.objective, problem.constraints, y, x
+        few, many = polish(*asked), polish(*asked, descents=((BOLD, STEPS),))
+        before, soon, late = ((problem.objective(z, x) - best) / best for z in (y, few, many))
         assert before.min() > 1e-3
-        assert after.max() < 1e-6
+        assert soon.max() < 1e-3
+        assert (soon < before / 5).all()
+        assert late.max() < 1e-6
 
     def test_what_a_descent_makes_worse_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         y, slope = 0.1 * draw(3, 4), draw(3, 4, seed=1)

@@ -17,8 +17,8 @@ from snarenet.repair import Options, repair_with
 Descents = Sequence[tuple[float, int]]
 
 # Share and steps of the descents, from points near an optimum and from those of a rescue. On a grid of 300 buses,
-# 0.14 % off in the mean, 16 steps of the first leave 1e-4, 24 leave 6e-6, 30 leave 3e-6. Of eleven points of a rescue, 1
-# to 8 % off, the three others leave none farther than 6e-5.
+# 0.14 % off in the mean, 16 steps of the first leave 1e-4, 24 leave 6e-6, 30 leave 3e-6. Of eleven points of a rescue,
+# 1 to 8 % off, the three others leave none farther than 6e-5.
 NEAR, FAR = ((BOLD, 24),), ((0.3, STEPS), (0.1, STEPS), (0.03, STEPS))
 _ROOM = 0.1  # of the room between the bounds of a variable, or of its size: a unit
 
