@@ -81,3 +81,14 @@ def test_evaluations_polish_and_validations_do_not(tmp_path: Path, monkeypatch: 
     assert model.layer.polishes == "all"
     assert polished["objective"]["mean"] < plain["objective"]["mean"] - 0.01
     assert polished["feasible"]["1e-08"] == 1
+
+
+def test_a_loaded_run_looks_for_no_feasible_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes minutes on large grids, and the units are among the tensors that are read."""
+    monkeypatch.setattr(Ring, "always_feasible", False)
+    problem, again = Ring(), Ring()
+    model = config().build(problem)
+    sn.Trainer(config(), tmp_path, quiet=True).fit(model, problem)
+    monkeypatch.setattr(again, "_has_point", None)  # whoever looks fails
+    x = problem.split("test")
+    assert torch.equal(Run.open(tmp_path).load_model(again)(x), model(x))

@@ -81,7 +81,7 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         return layer
 
     def build(
-        self, problem: Problem, net: torch.nn.Module | None = None, *, found: Found | None = None
+        self, problem: Problem, net: torch.nn.Module | None = None, *, found: Found | None = None, loads: bool = False
     ) -> ConstrainedModel:
         """A fresh model for the problem, on its device.
 
@@ -90,13 +90,15 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
             net: a network of your own, from what a model sees of x to predictions, instead of the one that the
                 configuration describes.
             found: what is known of the problem's solutions; found out unless given.
+            loads: will its tensors be read from a file? Then nothing is computed for their sake: which training inputs
+                have a feasible point, say.
         """
         found = self.find(problem) if found is None else found
         layer, device = self.build_layer(problem, found), problem.inputs.device
         outputs = layer.predictions(problem.size)
         own = net is None and type(problem).network is not Problem.network  # which knows the units of its problem
         standardised = self.standardise and problem.direct and not own
-        units = self.build_units(problem, found, outputs) if standardised else None
+        units = self.build_units(problem, found, outputs, loads) if standardised else None
         inputs = problem.seen(problem.inputs).shape[1]
         net = problem.network(self.build_net, inputs, outputs) if net is None else net
         if units is not None and isinstance(layer, SnareLayer) and outputs == problem.size:
@@ -107,9 +109,9 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         """What is to be known of the problem's solutions before a model can be built."""
         return find(problem) if self.standardise or self.weights == "auto" else Found.blank(problem)
 
-    def build_units(self, problem: Problem, found: Found, outputs: int) -> Units:
+    def build_units(self, problem: Problem, found: Found, outputs: int, loads: bool = False) -> Units:
         """Those of a network with so many outputs; where these are not points of the set, only inputs have any."""
-        inputs = problem.split("train")
+        inputs = problem.inputs if loads else problem.split("train")
         inputs = problem.seen(inputs if len(inputs) else problem.inputs)
         units = Units.of(inputs, inputs.new_zeros(1, outputs))
         points, rest = divmod(outputs, problem.size)

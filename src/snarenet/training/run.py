@@ -205,7 +205,7 @@ class Run(Folder):
         weights = self.read_tensors(_MODEL)[0] if name == _MODEL else self._weights(keep)
         blank = Found.blank(problem)  # what was found is among the weights; the layer depends on whether it has a step
         found = blank._replace(step=weights.get(_STEP, blank.step))
-        model = self.config.build(problem, net, found=found)
+        model = self.config.build(problem, net, found=found, loads=True)
         if net is not None and not any(key.startswith("units.") for key in weights):
             model.units = None  # it was trained without any
         try:
