@@ -86,6 +86,7 @@ def test_evaluations_polish_and_validations_do_not(tmp_path: Path, monkeypatch: 
 def test_a_loaded_run_looks_for_no_feasible_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes minutes on large grids, and the units are among the tensors that are read."""
     monkeypatch.setattr(Ring, "always_feasible", False)
+    monkeypatch.setattr(Ring, "typical", torch.tensor([2.0, 0.0], dtype=torch.float64))
     problem, again = Ring(), Ring()
     model = config().build(problem)
     sn.Trainer(config(), tmp_path, quiet=True).fit(model, problem)
