@@ -54,7 +54,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each problem and length of training: mean gaps of its runs, the largest of all, median times."""
     settings: dict[str, list[Run]] = {}
     for run in runs:
-        content = (run.sizes, run.config.epochs, run.config.batch)
+        content = (run.sizes, run.config.epochs, run.config.batch, run.config.polish)
         settings.setdefault(json.dumps(content, sort_keys=True), []).append(run)
     return [_row(several) for several in settings.values()]
 
@@ -72,9 +72,10 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
     if all(run.metrics() for run in runs):
         seeds += f", {duration(float(np.median([_seconds(run) for run in runs])))} on {_device(runs[0])}"
+    polished = "; every result polished" if config.polish == "all" else ""
     cells = (
         "**snarenet**",
-        f"{_setting(runs[0])}; {seeds}",
+        f"{_setting(runs[0])}; {seeds}{polished}",
         _percent(float(np.mean([np.nanmean(gap) for gap in gaps]))),
         _percent(float(np.max([np.nanmax(gap) for gap in gaps]))),
         short(max(one["violation"] for one, _ in each)),
