@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.repair import repair_with
 
 # A disk that must be left, in a box: from its centre no direction leads out, so that only the rescue does, at random.
 RING = sn.Quadratic(torch.ones(1, 2), torch.zeros(1, 2), lower=1.0) & sn.Box(-3.0, 3.0)
@@ -63,6 +64,25 @@ class TestPolish:
         assert found.value.dtype == torch.float32
         assert found.converged.all()
         assert RING.violation(found.value.double()).max() <= 1e-5
+
+    def test_the_rescue_looks_where_the_repair_looked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After a step down the objective: in the valley of the prediction."""
+        calls: list[dict[str, Any]] = []
+
+        def noted(options: Any, *given: Any, **named: Any) -> sn.Solution:
+            calls.append({"rescue": options.rescue, "known": given[5], **named})
+            found = repair_with(options, *given, **named)
+            failed = torch.where(options.rescue, found.status, int(sn.Status.MAX_STEPS))
+            return found._replace(status=failed)
+
+        monkeypatch.setattr("snarenet.layers.snare.repair_with", noted)
+        made = sn.SnareLayer(RING, start=None, objective=along, step=0.1).eval()
+        assert solve(made, Y[1:], X[1:]).converged.all()
+        first, second = calls
+        assert (first["rescue"], second["rescue"]) == (False, True)
+        assert torch.equal(first["near"], Y[1:])
+        assert torch.equal(second["near"], Y[1:])
+        assert (second["known"].status == sn.Status.MAX_STEPS).all()
 
     def test_no_samples(self) -> None:
         assert solve(layer("all"), Y[:0], X[:0]).value.shape == (0, 2)

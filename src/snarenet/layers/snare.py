@@ -52,7 +52,7 @@ class SnareLayer(Layer):
         objective: f(y, x) of a batch, (B,), differentiable: what is repaired is y - W^-1 grad f(y), a step down f,
             instead of y. Where the nearest point is sought and f has no second derivatives but the weights W, that is
             the least point of f in the set, whatever is predicted; where f has at most twice these, and the set is
-            convex, it is nearer to it than y. Of several valleys of a set that is not convex, the one is searched that
+            convex, it is nearer to it than y. Of several nears of a set that is not convex, the one is searched that
             the repair of y leads to. A prediction at which f has no gradient is taken as it is. In eval mode, where no
             gradient is asked for, samples that only the rescue brings to the set, anywhere, are then led to points at
             which f is lower (`optimum.polish`); with `layer.polishes = "all"` every sample is, with "none" nobody.
@@ -153,10 +153,10 @@ class SnareLayer(Layer):
 
     def repair(self, y: Tensor, x: Any, relax: float | Tensor) -> Solution:
         inner, finish = self._steady(y)
-        first, near = self.descend(inner, x), inner if self.descends else None
+        first, valley = self.descend(inner, x), inner if self.descends else None
 
         def reach(options: Options, known: Solution | None = None) -> Solution:
-            found = repair_with(options, self.constraints, first, x, relax, self.weights, known, near=near)
+            found = repair_with(options, self.constraints, first, x, relax, self.weights, known, near=valley)
             return finish(found._replace(raw=y))
 
         if self.training or tracing() or self.options.rescue is not True:
