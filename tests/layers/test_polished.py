@@ -72,8 +72,8 @@ class TestPolish:
         def noted(options: Any, *given: Any, **named: Any) -> sn.Solution:
             calls.append({"rescue": options.rescue, "known": given[5], **named})
             found = repair_with(options, *given, **named)
-            failed = torch.where(options.rescue, found.status, int(sn.Status.MAX_STEPS))
-            return found._replace(status=failed)
+            failed = torch.full_like(found.status, int(sn.Status.MAX_STEPS))
+            return found if options.rescue else found._replace(status=failed)
 
         monkeypatch.setattr("snarenet.layers.snare.repair_with", noted)
         made = sn.SnareLayer(RING, start=None, objective=along, step=0.1).eval()
