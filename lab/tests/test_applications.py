@@ -16,10 +16,10 @@ from snarenet_lab.report import applications
 pytest.importorskip("matplotlib")
 
 
-def run(folder: Path, name: str, seed: int, gap: list[float], **sizes: Any) -> Run:
+def run(folder: Path, name: str, seed: int, gap: list[float], polish: Any = "rescued", **sizes: Any) -> Run:
     """An untrained run with an evaluation."""
     problem = sn.problems.load(name, **sizes)
-    config = sn.TrainConfig(epochs=1, width=8, seed=seed)
+    config = sn.TrainConfig(epochs=1, width=8, seed=seed, polish=polish)
     made = Run.create(folder / f"{name}{seed}", config, problem)
     objective = np.full(len(gap), 100.0) + gap
     summary = {"instances": len(gap), "infeasible": 2, "violation": 1e-9 * (1 + seed), "feasible": {"1e-08": 1.0}}
@@ -43,6 +43,14 @@ def test_settings_have_rows_of_their_own(tmp_path: Path) -> None:
     found = [row["what"] for row in applications.rows(runs)]
     training = "all limits, uniform loads; 1 seed, 1 epochs of batches of 200"
     assert found == [f"14 buses, {training}", f"30 buses, {training}"]
+
+
+def test_polished_results_have_rows_of_their_own(tmp_path: Path) -> None:
+    sizes = {"horizon": 4, "instances": 30}
+    runs = [run(tmp_path, "mpc", k, [1.0 + k], polish, **sizes) for k, polish in enumerate(("rescued", "all"))]
+    found = [(row["what"], row["mean gap"]) for row in applications.rows(runs)]
+    plain = "4 steps; 1 seed, 1 epochs of batches of 200"
+    assert found == [(plain, "1 %"), (f"{plain}; every result polished", "2 %")]
 
 
 def test_a_run_without_an_evaluation_is_named(tmp_path: Path) -> None:

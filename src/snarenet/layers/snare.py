@@ -64,7 +64,8 @@ class SnareLayer(Layer):
             replay it: several times faster where kernels are small. Samples that need more steps are repaired again
             without it, as is every batch under constraints with tensors that need a gradient. One call must be
             differentiated before the next. The search for the nearest point of curved rows cannot be recorded:
-            there "auto" begins at the prediction. 0 for none.
+            there "auto" begins at the prediction. What is recorded is neither polished nor begun again at `typical`.
+            0 for none.
         nearest: deprecated, the iterations of `start=Nearest(nearest)`.
 
     Example:
