@@ -10,6 +10,7 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints, Instance, Linear
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, SparseMap, StackedMap
+from snarenet.damping import schedule
 from snarenet.linalg import Spectrum, sparse_normal
 from snarenet.memo import Memo
 from snarenet.repair.engine import Engine
@@ -25,6 +26,8 @@ from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
 from snarenet.tracing import tracing, without_grad
 
+_ENOUGH = 0.6  # rows a variable, beside constant ones, from which the kernels' primal system is cheaper
+_LOSS = 1 / 3  # share of the digits that it may cost
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
 
 
@@ -76,10 +79,14 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     if on_pattern is not None:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
-    if krylov is None and on_pattern is None and sum(parts[i].rows for i in rest) > y.shape[1]:
-        first, rest = [], everything  # more rows than variables: the primal system takes them all
-    spectrum = _spectrum(memo, parts, first, damping.relative) if first and _is_matrix(parts[first[0]]) else None
-    others = StackedMap([parts[i] for i in rest])
+    dense = krylov is None and on_pattern is None
+    many = dense and sum(parts[i].rows for i in rest) > y.shape[1]  # so many that the system is primal
+    boxed = bool(first) and isinstance(parts[first[0]], IdentityMap)
+    if many and boxed:
+        first, rest, boxed = [], everything, False
+    kernels = _kernels(options, memo, parts, first, rest, y) if dense and not boxed else None
+    if many and kernels is None:
+        first, rest = [], everything  # the plain loop's takes them all
     lower, upper = instance.lower, instance.upper
     if first + rest != everything:
         order = memo.get(
@@ -88,22 +95,10 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
             lambda: _order(parts, first + rest, y.device),
         )
         lower, upper = lower[:, order], upper[:, order]
-    dual = spectrum is not None or (not first and others.rows <= y.shape[1])
-    if (
-        dual
-        and krylov is None
-        and on_pattern is None
-        and not damping.searches
-        and launching.supported(y)
-        and packing.suits(others)
-    ):
-        packed = memo.get(
-            ("packed", *first, "then", *rest, damping.relative, y.dtype, y.device),
-            packing.tensors(others),
-            lambda: packing.pack("curved", others, spectrum, y, others.rows),
-        )
-        if packed is not None:
-            return Choice(CurvedKernels(packed, active, damping, options.tol, options.max_steps), lower, upper)
+    if kernels is not None:
+        return Choice(kernels, lower, upper)
+    spectrum = _spectrum(memo, parts, first, damping.relative) if first and not boxed else None
+    others = StackedMap([parts[i] for i in rest])
     eliminated = StackedMap([parts[i] for i in first]) if first else None
     scale, scale_fn = y.new_ones(y.shape[0], others.rows), None
     if damping.relative:
@@ -112,13 +107,59 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
         with without_grad():
             scale = positive(norms(others, y.detach()))
     # the kernels of a step know no metric without relative damping
-    kernels = on_pattern is kernel_systems and not damping.searches and (units is None or damping.relative)
-    kind, loop = (KernelSpace, KernelLoop) if kernels else (OutputSpace, Loop)
+    stepping = on_pattern is kernel_systems and not damping.searches and (units is None or damping.relative)
+    kind, loop = (KernelSpace, KernelLoop) if stepping else (OutputSpace, Loop)
     space = kind(
         eliminated, spectrum, others, scale, scale_fn, active, krylov, Budget(options.room(y.device)), on_pattern,
         damping.relative, units,
     )  # fmt: skip
     return Choice(loop(space, damping, options.tol, options.max_steps), lower, upper)
+
+
+def _kernels(
+    options: Options, memo: Memo, parts: Sequence[Map], first: list[int], rest: list[int], y: Tensor
+) -> CurvedKernels | None:
+    """Kernels on y, where they can run and these rows suit them and fit; the `first` parts are constant."""
+    damping, others = options.rule, StackedMap([parts[i] for i in rest])
+    if damping.searches or not launching.supported(y) or not packing.suits(others):
+        return None
+    spectrum, longest = _spectrum(memo, parts, first, damping.relative) if first else None, 1.0
+    key = (*first, "then", *rest, damping.relative, y.dtype, y.device)
+    sources = packing.tensors(others) + (() if spectrum is None else (spectrum.A,))
+    if spectrum is not None and not damping.relative:
+        longest = memo.get(("longest", *key), sources, lambda: packing.longest(others, spectrum, y))
+    for primal in _forms(options, others.rows, None if spectrum is None else longest, y):
+        packed = memo.get(
+            ("packed", *key, primal),
+            sources,
+            lambda primal=primal: packing.pack("curved", others, spectrum, y, others.rows, primal),
+        )
+        if packed is not None:
+            return CurvedKernels(packed, options.rows != "all", damping, options.tol, options.max_steps)
+    return None
+
+
+def _forms(options: Options, kept: int, longest: float | None, y: Tensor) -> tuple[bool, ...]:
+    r"""Shall the kernels solve primal systems (True), of the n variables, or dual ones (False), of the rows in use?
+
+    Primal ones if more rows are kept than there are variables, and where it is cheaper: if all rows are always in use,
+    many of them beside constant ones, which a dual system has to be rotated by at every step. But where all rows
+    together leave some direction free, the least eigenvalue of a primal system is the damping alone, and rounding
+    errors grow by its condition, $\|D^{-1/2} J\|^2 / \lambda$; those of a dual system of independent rows do not. So
+    none where the damping falls to nothing.
+
+    Args:
+        options: what was asked for.
+        kept: how many rows are not constant.
+        longest: the largest squared length of a row, in scales; None without constant rows.
+        y: (B, n) the positions; the first form that fits into the memory of their device is taken.
+    """
+    if kept > y.shape[1]:
+        return (True,)
+    if options.rows != "all" or longest is None or kept < _ENOUGH * y.shape[1]:
+        return (False,)
+    damping = schedule(options.rule, options.max_steps)[-1]
+    return (True, False) if damping >= torch.finfo(y.dtype).eps ** _LOSS * longest else (False,)
 
 
 def _systems(instance: Instance) -> Systems | None:

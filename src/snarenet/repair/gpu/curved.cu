@@ -1,12 +1,16 @@
 // The kernels of `curved.py`, which explains them: one block takes all steps of one sample.
 
-#include "rows.cuh"
+#if PRIMAL
+#include "primal.cuh"
+#else
+#include "dual.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     real* value, const real* lowers, const real* uppers, real* scales, const bool* finite, const real* levels,
     int count_levels, int begin, int end, double tol, double finest, double still,
-    long long* status, long long* steps, int* moves, real* trail_y, real* trail_w, signed char* codes, int taping) {
+    long long* status, long long* steps, int* moves, real* trail_y, real* records, signed char* codes, int taping) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
   Work s(memory, rows, m);
@@ -34,29 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
   for (int k = begin; k < end && state == GOING; k++) {
     real damping = levels[least(k, count_levels - 1)];
     int count = gather(rows, s, [&](int i) { return !active || s.r[e + i] != 0 || lower[e + i] == upper[e + i]; });
-    sums(rank, e, s.partial, [&](int c, int j) { return rows.left[j * rank + c] * s.r[j]; },
-         [&](int c, real sum) { s.a[c] = sum * rows.values[c] / (rows.values[c] * rows.values[c] + damping); });
-    EACH(c, rank, n) s.a[c] = 0;
-    eliminate(rows, s, damping);
-    assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, e ? n : 0, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.a[c]; },
-         [&](int i, real sum) { s.gram(count, i) = s.r[e + s.list[i]] - sum; });
-    __syncthreads();
-    solve(s, count);
-    const real* found = s.M + count * (count + 1) / 2;
-    EACH(i, 0, m) s.w[i] = 0;
-    __syncthreads();
-    EACH(i, 0, count) s.w[s.list[i]] = found[i];
-    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * found[i]; },
-         [&](int c, real sum) { s.t[c] = s.weights[c] * sum + s.a[c]; });
-    __syncthreads();
-    if (e) {
-      sums(n, n, s.partial, [&](int i, int c) { return rows.Qt[c * n + i] * s.t[c]; },
-           [&](int i, real d) { s.next[i] = s.y[i] - d; });
-    } else {
-      EACH(i, 0, n) s.next[i] = s.y[i] - s.t[i];
-    }
-    __syncthreads();
+    const real* record = step(rows, s, count, damping);
     residual(rows, s, s.next, lower, upper, s.after);
     real worst = 0, size = 0, length = 0;
     EACH(j, 0, all) {
@@ -71,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     if (taping) {
       long long at = (k - begin) * batch + sample;
       EACH(i, 0, n) trail_y[at * n + i] = s.y[i];
-      EACH(i, 0, m) trail_w[at * m + i] = s.w[i];
+      EACH(i, 0, m) records[at * m + i] = record[i];
       EACH(j, 0, all) codes[at * all + j] = code_of(s.r[j], lower[j], upper[j]);
     }
     taken++;
@@ -98,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     const real* last, const real* scales, const real* levels, int count_levels, int begin, int end, const int* moves,
-    const real* trail_y, const real* trail_w, const signed char* codes,
+    const real* trail_y, const real* records, const signed char* codes,
     real* cotangent, real* to_scale, real* to_lower, real* to_upper, int bounds) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
@@ -121,39 +103,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     const signed char* code = codes + at * all;
     const real* following = k + 1 < stop ? trail_y + (at + batch) * n : last + sample * n;
     EACH(i, 0, n) s.y[i] = trail_y[at * n + i];
-    EACH(i, 0, m) s.w[i] = trail_w[at * m + i];
+    EACH(i, 0, m) s.w[i] = records[at * m + i];
     int count = gather(rows, s, [&](int i) { return !active || code[e + i] != 0; });
-    if (e) {
-      sums(n, n, s.partial, [&](int c, int i) { return rows.Q[i * n + c] * v[i]; },
-           [&](int c, real sum) { s.a[c] = sum; });
-    } else {
-      EACH(i, 0, n) s.a[i] = v[i];
-    }
-    eliminate(rows, s, damping);
-    assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
-    sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * s.a[c]; },
-         [&](int i, real sum) { s.gram(count, i) = sum; });
-    __syncthreads();
-    solve(s, count);
-    const real* p = s.M + count * (count + 1) / 2;
-    sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * p[i]; },
-         [&](int c, real sum) { s.a[c] -= sum; });  // v - J'p, rotated
-    __syncthreads();
-    EACH(c, 0, n) s.t[c] = s.weights[c] * s.a[c];
-    __syncthreads();
-    if (e) {
-      sums(n, n, s.partial, [&](int i, int c) { return rows.Qt[c * n + i] * s.t[c]; },
-           [&](int i, real sum) { s.weights[i] = sum; });
-    } else {
-      EACH(i, 0, n) s.weights[i] = s.t[i];
-    }
-    EACH(c, 0, rank) s.a[c] *= rows.values[c] / (rows.values[c] * rows.values[c] + damping);
-    __syncthreads();
-    sums(e, rank, s.partial, [&](int j, int c) { return rows.left_t[c * e + j] * s.a[c]; },
-         [&](int j, real sum) { q[j] = code[j] ? sum : (real)0; });
+    Adjoint found = adjoint(rows, s, count, damping, v, following, q);
+    const real *p = found.p, *straight = found.e, *y = s.y;
+    EACH(j, 0, e) if (!code[j]) q[j] = 0;
     EACH(i, 0, count) q[e + i] = code[e + s.list[i]] ? p[i] : (real)0;
     __syncthreads();
-    const real *straight = s.weights, *y = s.y;  // e of the formula
     sums(n, count, s.partial,
          [&](int c, int i) {
            int row = s.list[i];
@@ -164,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     __syncthreads();
     sums(n, e, s.partial, [&](int c, int j) { return rows.A[j * n + c] * q[j]; },
          [&](int c, real sum) { v[c] -= sum; });
-    EACH(i, 0, count) to_scale[sample * m + s.list[i]] += damping * p[i] * s.w[s.list[i]];
+    EACH(i, 0, count) to_scale[sample * m + s.list[i]] += weight(damping) * p[i] * s.w[s.list[i]];
     if (bounds) {
       EACH(j, 0, e) (code[j] == 2 ? to_lower : to_upper)[sample * all + j] += q[j];
       EACH(i, 0, count) (code[e + s.list[i]] == 2 ? to_lower : to_upper)[sample * all + e + s.list[i]] += q[e + i];

@@ -3,10 +3,15 @@ r"""`CurvedKernels`: the loop in output space as kernels, for constant rows with
 $$ g_i(y) = y^\top \mathrm{diag}(H_i)\, y + G_i y, \qquad y \leftarrow y - P J^\top w - d_e, \qquad
    (J P J^\top + \lambda_k D)\, w = r - J d_e, $$
 
-where $d_e$ and $P = Q\, \mathrm{diag}(c_k)\, Q^\top$ come from eliminated constant rows (`linalg/eliminated.py`). One
-block of threads takes all steps of one sample: it keeps the rows that are in use, rotated by Q, and their Gram matrix
-in shared memory, factors and solves there, and stops by itself. Nobody waits for the host, and no matrix per sample is
-stored: on the way back a block makes its matrices again from the positions that it wrote down.
+where $d_e$ and $P = Q\, \mathrm{diag}(c_k)\, Q^\top$ come from eliminated constant rows (`linalg/eliminated.py`), or
+
+$$ y \leftarrow y - d, \qquad (\lambda_k I + A^\top S^{-1} A + J^\top D^{-1} J)\, d
+   = A^\top S^{-1} r_e + J^\top D^{-1} r, $$
+
+where A are the constant rows: `dual.cuh` and `primal.cuh` have a step and its adjoint by these systems. One block of
+threads takes all steps of one sample: it keeps the matrix and what that is made of in shared memory, factors and solves
+there, and stops by itself. Nobody waits for the host, and no matrix per sample is stored: on the way back a block makes
+its matrices again from the positions that it wrote down.
 
 What they compute is what the plain loop computes in `OutputSpace`.
 """
@@ -59,22 +64,25 @@ class CurvedKernels(Engine):
                 break
             end = min(begin + _STAGE, self.max_steps)
             count = end - begin if taped else 0
-            trail_y, trail_w = (y.new_empty(count, size, width) for width in (rows.size, rows.kept))
+            trail, records = (y.new_empty(count, size, width) for width in (rows.size, rows.kept))
             codes = torch.empty(count, size, rows.eliminated + rows.kept, dtype=torch.int8, device=y.device)
             self.launch(
                 "forward", value,
                 lower, upper, scale, batch.finite, self.levels, len(self.levels), begin, end, float(self.tol),
-                self.shortest, negligible(y.dtype), status, steps, moves, trail_y, trail_w, codes, int(taped),
+                self.shortest, negligible(y.dtype), status, steps, moves, trail, records, codes, int(taped),
             )  # fmt: skip
             if taped:
-                stages.append(_Stage(begin, end, trail_y, trail_w, codes, value.clone()))
+                stages.append(_Stage(begin, end, trail, records, codes, value.clone()))
         tape = CurvedTape(self, stages, moves, scale, batch.learns_bounds) if taped else None
         return Outcome(value, status, steps), tape
 
     def describe(self, batch: Batch) -> Description:
         rows, real = self.rows, batch.y.element_size()
-        what = f"; {rows.eliminated:,} constant rows eliminated" if rows.eliminated else ""
-        system = f"dense Cholesky factors in shared memory, {rows.kept:,} x {rows.kept:,} a sample at most"
+        order, which, done = rows.kept, "at most: the rows in use", "eliminated"
+        if rows.primal:
+            order, which, done = rows.size, "for all rows: the variables", "added up beforehand"
+        what = f"; {rows.eliminated:,} constant rows {done}" if rows.eliminated else ""
+        system = f"dense Cholesky factors in shared memory, {order:,} x {order:,} a sample {which}"
         nbytes = real * (rows.size + rows.kept) + rows.eliminated + rows.kept
         return Description(f"CUDA kernels on y, a block of threads a sample{what}", system, nbytes)
 
@@ -84,12 +92,12 @@ class CurvedKernels(Engine):
 
 
 class _Stage(NamedTuple):
-    """Some steps, as the way back needs them: positions, multipliers, which rows broke which bound, the end."""
+    """Some steps, as the way back needs them: positions, a number a row, which rows broke which bound, the end."""
 
     begin: int
     end: int
     y: Tensor  # (steps, B, n)
-    w: Tensor  # (steps, B, m)
+    records: Tensor  # (steps, B, m) multipliers; residuals in the primal system, whose adjoint makes multipliers of them
     codes: Tensor  # (steps, B, rows) int8; `code_of` in common.cuh says what they mean
     last: Tensor  # (B, n)
 
@@ -115,7 +123,7 @@ class CurvedTape(Tape):
         for stage in reversed(self.stages):
             engine.launch(
                 "backward", stage.last,
-                self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y, stage.w,
+                self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y, stage.records,
                 stage.codes, cotangent, scale, lower, upper, int(self.bounds),
             )  # fmt: skip
         return Gradients(cotangent, lower, upper) if self.bounds else Gradients(cotangent, None, None)

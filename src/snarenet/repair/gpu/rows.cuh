@@ -1,4 +1,5 @@
-// One block a sample: the rows in use and their Gram matrix in shared memory; `rows.py` describes rows for it.
+// One block a sample: the matrix of a system in shared memory, and what it is made of; `rows.py` describes rows for it.
+// Compiled with -DPRIMAL=1 the matrix is that of the n variables (primal.cuh), else that of the rows in use (dual.cuh).
 
 #pragma once
 #include "common.cuh"
@@ -6,26 +7,37 @@
 #define TALL 8     // rows of the Jacobian that a thread rotates at a time
 #define PADDING 2  // columns are multiples of four rows and these apart: two are read at once, with few bank conflicts
 #define PIVOTS 4   // columns that are eliminated at a time, and rows of a thread
+#define CHUNK 32   // rows of the Jacobian that the primal system has at a time: it needs each of them once
 
-// Constant rows: m rows y'diag(H_i)y + G_i y, and e eliminated ones, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
+// Constant rows: m rows y'diag(H_i)y + G_i y, and e others, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
 struct Rows {
   int n, m, e, rank;
   const real *H, *G, *A, *Q;      // (m, n), (m, n), (e, n), (n, n)
   const real *Ht, *Gt, *At, *Qt;  // transposed
   const real *left, *left_t;      // diag(scale)^(-1/2) U: (e, rank), and transposed
   const real *values, *scale;     // (n) singular values, 0 beyond the rank; (e) scales
+  // for the primal system, which has no Q: diag(scale)^(-1) A, transposed, and the lower triangle of A'diag(scale)^(-1) A
+  const real *weighted, *weighted_t, *normal;
 
   __device__ Rows(const real* at, int n, int m, int e, int rank) : n(n), m(m), e(e), rank(rank) {
-    int square = e ? n * n : 0;
     H = at; G = at += m * n; Ht = at += m * n; Gt = at += m * n;
-    A = at += m * n; At = at += e * n; Q = at += e * n; Qt = at += square;
-    left = at += square; left_t = at += e * rank; values = at += e * rank; scale = at += n;
+    A = at += m * n; At = at += e * n; scale = at += e * n; at += e;
+#if PRIMAL
+    weighted = at; weighted_t = at += e * n; normal = at += e * n;
+#else
+    int square = e ? n * n : 0;
+    Q = at; Qt = at += square; left = at += square; left_t = at += e * rank; values = at += e * rank;
+#endif
   }
 };
 
 // Two neighbours in shared memory, read at once.
 struct alignas(2 * sizeof(real)) Pair {
   real first, second;
+  __device__ Pair& operator+=(const Pair& other) {
+    first += other.first; second += other.second;
+    return *this;
+  }
 };
 
 // Reads `count` numbers, two by two, from an even place on.
@@ -43,21 +55,24 @@ struct Work {
   real *y, *next, *r, *after, *w, *scale, *a, *t, *weights, *diagonal, *pivot, *partial, *chunk, *W, *M;
   int* list;       // the rows in use
   unsigned* bits;  // a bit for each row: is it in use?
-  int pitch;       // distance of the columns of W; the rows are neighbours
+  int pitch;       // distance of the lines of W: columns of the rows in use, or rows of the primal system's chunk
   int at_a_time;   // rows that the chunk has room for
   void* end;
 
-  // For m rows of n variables, `all` with the eliminated ones; `room`: the most rows that may be in use at a time.
+  // For m rows of n variables, `all` with the constant ones; `room`: the most rows that may be in use at a time.
   __device__ Work(real* at, int n, int m, int all, int room, int threads) {
-    pitch = (room + 1) / 4 * 4 + PADDING;  // tiles may reach into the next column: what they find is not used
+    int order = PRIMAL ? n : room;             // unknowns of the system
+    int terms = PRIMAL ? m : n;                // of the sum that its matrix is
+    int lines = PRIMAL ? least(m, CHUNK) : n;  // of W: those of one chunk, or all terms
+    pitch = (order + PRIMAL + 1) / 4 * 4 + PADDING;  // tiles may reach into the next line: what they find is not used
+    int scratch = 4 * threads + (order + 1) * (order + 2) / 2;
     // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
-    int scratch = 4 * threads + (room + 1) * (room + 2) / 2;
-    if (all > m) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
-    at_a_time = least(scratch / n - PADDING, room + TALL - 1) / TALL * TALL;
+    if (all > m && !PRIMAL) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
+    at_a_time = PRIMAL ? lines : least(scratch / n - PADDING, room + TALL - 1) / TALL * TALL;
     chunk = partial = at; M = at + 4 * threads; W = at += (scratch + 1) / 2 * 2;
-    y = at += n * pitch; next = at += n; a = at += n; t = at += n; weights = at += n;
-    r = at += n; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += m;
-    list = (int*)(at + m); bits = (unsigned*)(list + m);
+    y = at += lines * pitch; next = at += n; a = at += n; t = at += n; weights = at += n;
+    r = at += terms; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += order;
+    list = (int*)(at + order); bits = (unsigned*)(list + m);
     end = bits + (m + 31) / 32;
   }
   __device__ Work(real* at, const Rows& rows, int room)
@@ -68,6 +83,11 @@ struct Work {
 
   // the lower triangle, row by row
   __device__ real& gram(int i, int j) { return M[i * (i + 1) / 2 + j]; }
+};
+
+// What a step's adjoint finds: p of the listed rows, and e; loop/spaces.py has the formula.
+struct Adjoint {
+  const real *p, *e;
 };
 
 // The residual of all rows at y.
@@ -131,8 +151,8 @@ __device__ void eliminate(const Rows& rows, Work& s, real damping) {
   }
 }
 
-// Some listed rows of the Jacobian, from the `first` on: entry (i, k) is J[k * distance + i].
-__device__ void jacobian(const Rows& rows, const Work& s, int first, int some, real* J, int distance) {
+// Some listed rows of the Jacobian, from the `first` on: entry (i, k) is J[i * down + k * across].
+__device__ void jacobian(const Rows& rows, const Work& s, int first, int some, real* J, int down, int across) {
   int n = rows.n, threads = blockDim.x, me = threadIdx.x;
   int width = least((n + 31) / 32 * 32, threads), groups = threads / width, group = me / width, lane = me % width;
   for (int k = lane; k < n && group < groups; k += width) {
@@ -140,7 +160,7 @@ __device__ void jacobian(const Rows& rows, const Work& s, int first, int some, r
 #pragma unroll 8
     for (int i = group; i < some; i += groups) {
       int at = s.list[first + i] * n + k;
-      J[k * distance + i] = rows.H[at] * twice + rows.G[at];
+      J[i * down + k * across] = rows.H[at] * twice + rows.G[at];
     }
   }
 }
@@ -171,10 +191,11 @@ __device__ void rotate(const Rows& rows, Work& s, int first, int some) {
   }
 }
 
-// The Gram matrix of `assemble`: a thread, or several that share its sums, has a tile of SIDE times SIDE entries.
+// finish(x, z, entry) for the entries on the diagonal and below, z <= x < count, of the sum of weight * line' line over
+// some lines of W. A thread, or several that share its sums, has a tile of SIDE times SIDE entries.
 // The rows of a tile are pairs far from each other, so that threads in sequence read pairs in sequence.
-template <int SIDE, typename Shift>
-__device__ void multiply(Work& s, int n, int count, Shift shifted) {
+template <int SIDE, typename Finish>
+__device__ void multiply(Work& s, int lines, const real* weights, int count, Finish finish) {
   int blocks = (count + SIDE - 1) / SIDE, tiles = blocks * (blocks + 1) / 2;
   int threads = blockDim.x, me = threadIdx.x, width = least((tiles + 31) / 32 * 32, threads);
   int slices = threads / width, slice = me / width;
@@ -187,13 +208,13 @@ __device__ void multiply(Work& s, int n, int count, Shift shifted) {
       while (row * (row + 1) / 2 > at) row--;
       i = 2 * row; j = 2 * (at - row * (row + 1) / 2);
 #pragma unroll 8 / SIDE
-      for (int k = slice; k < n; k += slices) {
-        real u[SIDE], v[SIDE], weight = s.weights[k];
-        const real* column = s.W + k * s.pitch;
+      for (int k = slice; k < lines; k += slices) {
+        real u[SIDE], v[SIDE], weight = weights[k];
+        const real* line = s.W + k * s.pitch;
 #pragma unroll
         for (int a = 0; a < SIDE; a += 2) {
-          read<2>(column + i + a * blocks, u + a);
-          read<2>(column + j + a * blocks, v + a);
+          read<2>(line + i + a * blocks, u + a);
+          read<2>(line + j + a * blocks, v + a);
         }
 #pragma unroll
         for (int a = 0; a < SIDE; a++) {
@@ -218,9 +239,8 @@ __device__ void multiply(Work& s, int n, int count, Shift shifted) {
 #pragma unroll
       for (int part = 0; part < SIDE * SIDE; part++) {
         int a = part / SIDE, b = part % SIDE, x = i + a % 2 + a / 2 * 2 * blocks, z = j + b % 2 + b / 2 * 2 * blocks;
-        if (x >= count || z >= count) continue;
-        if (x == z) s.diagonal[x] = sum[part] = shifted(s.list[x], sum[part]);
-        s.gram(x > z ? x : z, x > z ? z : x) = sum[part];
+        if (x >= count || z >= count || (i == j && x < z)) continue;  // a tile on the diagonal has both triangles
+        finish(x > z ? x : z, x > z ? z : x, sum[part]);
       }
     }
   }
@@ -231,11 +251,11 @@ __device__ void multiply(Work& s, int n, int count, Shift shifted) {
 template <typename Shift>
 __device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
   if (rows.e == 0) {
-    jacobian(rows, s, 0, count, s.W, s.pitch);
+    jacobian(rows, s, 0, count, s.W, 1, s.pitch);
   } else {
     for (int first = 0; first < count; first += s.at_a_time) {
       int some = least(s.at_a_time, count - first);
-      jacobian(rows, s, first, some, s.chunk, s.at_a_time + PADDING);
+      jacobian(rows, s, first, some, s.chunk, 1, s.at_a_time + PADDING);
       __syncthreads();
       if (rows.n * ((some + TALL - 1) / TALL) > (int)blockDim.x) rotate<2>(rows, s, first, some);
       else rotate<1>(rows, s, first, some);
@@ -244,8 +264,11 @@ __device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
   }
   __syncthreads();
   if (count == 0) return;
-  if (count > 32) multiply<4>(s, rows.n, count, shifted);
-  else multiply<2>(s, rows.n, count, shifted);
+  auto set = [&](int x, int z, real sum) { s.gram(x, z) = sum; };
+  if (count > 32) multiply<4>(s, rows.n, s.weights, count, set);
+  else multiply<2>(s, rows.n, s.weights, count, set);
+  EACH(i, 0, count) s.diagonal[i] = s.gram(i, i) = shifted(s.list[i], s.gram(i, i));
+  __syncthreads();
 }
 
 // The first part of `solve`: PIVOTS columns, from j on, are eliminated from each other, on the diagonal and below.

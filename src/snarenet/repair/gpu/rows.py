@@ -27,6 +27,7 @@ class PackedRows(NamedTuple):
     rank: int  # of the latter
     # shared memory of a block, for each number of rows that may be in use at a time: one block a multiprocessor, or two
     bytes: tuple[tuple[int, ...], tuple[int, ...]]
+    primal: bool = False  # are they for the system of the variables, and not for that of the rows in use?
 
 
 def suits(map: Map) -> bool:
@@ -52,26 +53,46 @@ def _tensors(part: Map) -> tuple[Tensor, ...]:
     return (part.A,) if isinstance(part, LinearMap) else ()
 
 
-def pack(source: str, map: Map, spectrum: Spectrum | None, y: Tensor, used: int) -> PackedRows | None:
+def pack(
+    source: str, map: Map, spectrum: Spectrum | None, y: Tensor, used: int, primal: bool = False
+) -> PackedRows | None:
     """Rows that suit, for the kernels of a source file; None if a block has no memory for so many of them at a time.
 
-    `spectrum` is that of the rows that were eliminated.
+    `spectrum` is that of the rows that were eliminated; the `primal` system has their normal matrix instead.
     """
     size, kept, eliminated = y.shape[1], map.rows, 0 if spectrum is None else len(spectrum.A)
-    alone, paired = (_shared_bytes(source, size, kept, eliminated, y, _threads(blocks)) for blocks in (1, 2))
+    alone, paired = (_shared_bytes(source, size, kept, eliminated, y, blocks, primal) for blocks in (1, 2))
     if alone[used] > launching.most_shared(y):
         return None
-    H, G = (torch.cat(pieces) for pieces in zip(*(_coefficients(part, y) for part in map.parts), strict=True))
+    H, G = coefficients(map, y)
     pieces, rank = [H, G, H.T, G.T], 0
     if spectrum is not None:
-        A, rank = spectrum.A, len(spectrum.values)
-        complete = torch.linalg.qr(spectrum.right, mode="complete").Q
-        basis = torch.cat([spectrum.right, complete[:, rank:]], 1)
-        left = spectrum.left / spectrum.root.unsqueeze(1)
-        values = torch.cat([spectrum.values, A.new_zeros(size - rank)])
-        pieces += [A, A.T, basis, basis.T, left, left.T, values, spectrum.root.square()]
+        A, scale, rank = spectrum.A, spectrum.root.square(), 0 if primal else len(spectrum.values)
+        pieces += [A, A.T, scale, *(_normal(A, scale) if primal else _rotation(spectrum))]
     constants = torch.cat([piece.reshape(-1) for piece in pieces])
-    return PackedRows(constants, size, kept, eliminated, rank, (alone, paired))
+    return PackedRows(constants, size, kept, eliminated, rank, (alone, paired), primal)
+
+
+def _normal(A: Tensor, scale: Tensor) -> list[Tensor]:
+    """What the primal system needs of constant rows beside themselves."""
+    weighted = A / scale.unsqueeze(1)
+    i, j = torch.tril_indices(A.shape[1], A.shape[1], device=A.device)
+    return [weighted, weighted.T, (A.T @ weighted)[i, j]]
+
+
+def _rotation(spectrum: Spectrum) -> list[Tensor]:
+    """What the dual system needs of rows that are eliminated."""
+    right, rank = spectrum.right, len(spectrum.values)
+    complete = torch.linalg.qr(right, mode="complete").Q
+    basis = torch.cat([right, complete[:, rank:]], 1)
+    left = spectrum.left / spectrum.root.unsqueeze(1)
+    return [basis, basis.T, left, left.T, spectrum.values, right.new_zeros(len(right) - rank)]
+
+
+def coefficients(map: Map, y: Tensor) -> tuple[Tensor, Tensor]:
+    """H and G (rows, n) of rows that suit."""
+    H, G = zip(*(_coefficients(part, y) for part in map.parts), strict=True)
+    return torch.cat(H), torch.cat(G)
 
 
 def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,10 +103,20 @@ def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(G), G
 
 
-def _shared_bytes(source: str, size: int, kept: int, eliminated: int, y: Tensor, threads: int) -> tuple[int, ...]:
+def longest(map: Map, spectrum: Spectrum, y: Tensor) -> float:
+    """The largest squared length of a row of J at any |y| <= 1, or of a constant row."""
+    H, G = coefficients(map, y)
+    rows = torch.cat([2 * H.abs() + G.abs(), spectrum.A])
+    return float(rows.square().sum(1).max())
+
+
+def _shared_bytes(
+    source: str, size: int, kept: int, eliminated: int, y: Tensor, blocks: int, primal: bool
+) -> tuple[int, ...]:
     """Shared memory of a block, as `struct Work` of rows.cuh lays it out, for 0, 1, ..., `kept` rows in use."""
     found = torch.empty(kept + 1, dtype=torch.int32, device=y.device)
-    _load(source, y, 2).launch("shared_bytes", 1, 1, 0, [size, kept, eliminated + kept, threads, found])
+    arguments = [size, kept, eliminated + kept, _threads(blocks), found]
+    _load(source, y, 2, primal).launch("shared_bytes", 1, 1, 0, arguments)
     return tuple(found.tolist())
 
 
@@ -102,7 +133,8 @@ def launch(
     used = rows.kept if used is None else used
     blocks = 2 if used <= room(rows, like, 2) else 1
     shared = rows.bytes[blocks - 1][used]
-    _load(source, like, blocks).launch(name, len(like), _threads(blocks), shared, [*rows[:5], *arguments])
+    kernels = _load(source, like, blocks, rows.primal)
+    kernels.launch(name, len(like), _threads(blocks), shared, [*rows[:5], *arguments])
 
 
 def _threads(blocks: int) -> int:
@@ -110,8 +142,8 @@ def _threads(blocks: int) -> int:
     return THREADS * 2 // blocks
 
 
-def _load(source: str, like: Tensor, blocks: int) -> nvrtc.Kernels:
+def _load(source: str, like: Tensor, blocks: int, primal: bool) -> nvrtc.Kernels:
     return launching.load(
         source, like.dtype, like.device,
-        THREADS=_threads(blocks), BLOCKS=blocks, LOST=LOST, FOUND=FOUND, CROWDED=CROWDED,
+        THREADS=_threads(blocks), BLOCKS=blocks, PRIMAL=int(primal), LOST=LOST, FOUND=FOUND, CROWDED=CROWDED,
     )  # fmt: skip
