@@ -42,10 +42,10 @@ def polytope() -> sn.Constraints:
     return sn.Linear(draw(3, SIZE, seed=1), lower, upper) & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
 
 
-def ellipsoids() -> sn.Constraints:
+def ellipsoids(count: int = 3) -> sn.Constraints:
     """Rows with diagonal Hessians, and equalities that depend on x."""
-    H, G = draw(3, SIZE, seed=3).abs() / 4, draw(3, SIZE, seed=4)
-    curved = sn.Quadratic(H, G, upper=lambda x: 1 + x[:, :1].expand(-1, 3))
+    H, G = draw(count, SIZE, seed=3).abs() / 4, draw(count, SIZE, seed=4)
+    curved = sn.Quadratic(H, G, upper=lambda x: 1 + x[:, :1].expand(-1, count))
     return curved & sn.Linear(draw(2, SIZE, seed=2), equals=lambda x: x)
 
 
@@ -59,6 +59,7 @@ class EngineConformance:
     """Inherit, and say which engine it is about."""
 
     options = Options()
+    final: sn.Damping = sn.Annealed(1.0, 0.3)  # one that converges to the last digits
     active = False  # are only active rows used?
     reproducible = True  # to the last bit, on a GPU too?
 
@@ -163,7 +164,7 @@ class EngineConformance:
     def test_differences(self) -> None:
         """Central differences of the converged value in y and in the bounds."""
         y, x = (tensor.detach() for tensor in self.inputs())
-        options = replace(self.options, damping=sn.Annealed(1.0, 0.3))
+        options = replace(self.options, damping=self.final)
 
         def value(y: Tensor, x: Tensor) -> Tensor:
             return self.run(y, x, options)[0]
@@ -559,11 +560,35 @@ class TestLinearKernelsStepByStep(TestLinearKernels):
 
 @on_devices
 class TestCurvedKernels(CurvedConformance):
+    primal = False  # do they solve the primal system?
+
     def check(self, engine: Engine) -> None:
         assert isinstance(engine, CurvedKernels)
+        assert engine.rows.primal is self.primal
 
     def patch(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         use_kernels(monkeypatch, device)
+
+
+class TestPrimalKernels(TestCurvedKernels):
+    """More rows than variables, beside constant equalities."""
+
+    primal = True
+    test_a_repair_that_fails_is_no_worse_than_it_began = None  # of a single row
+
+    def constraints(self) -> sn.Constraints:
+        return ellipsoids(8)
+
+
+class TestPrimalKernelsOnAllRows(TestPrimalKernels):
+    """Fewer rows than variables, all of them in use, and constant ones with inequalities; the damping is not tiny."""
+
+    final = sn.Constant(0.1, relative=True)
+    options = Options(rows="all", damping=final, max_steps=1000)
+    active = False
+
+    def constraints(self) -> sn.Constraints:
+        return ellipsoids(4) & sn.Linear(draw(1, SIZE, seed=12), upper=0.1)
 
 
 def test_every_engine_has_a_suite() -> None:

@@ -15,9 +15,13 @@ from emulation import cache, emulate, needs_compiler, on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.damping import as_damping
+from snarenet.linalg import Spectrum
 from snarenet.repair import scale
+from snarenet.repair.choose import choose
 from snarenet.repair.gpu import blocks, curved, launching, nvrtc
 from snarenet.repair.gpu import rows as packing
+from snarenet.repair.options import Options
 from snarenet.testing import assert_equal, draw
 
 BATCH = 7  # not a multiple of a block's samples
@@ -53,6 +57,17 @@ def cornered() -> sn.Constraints:
     """Ellipsoids, a plane and a box: from far away, a search has to begin anew."""
     ellipsoids = sn.Quadratic(0.2 + draw(4, 8, seed=3).abs(), draw(4, 8, seed=4), upper=2.0)
     return ellipsoids & sn.Linear(draw(2, 8, seed=5), equals=lambda x: x[:, :2]) & sn.Box(-0.8, 0.9)
+
+
+def crowded() -> sn.Constraints:
+    """Twice as many rows as variables, beside equalities."""
+    return curved_set(20, 10)
+
+
+def boxed() -> sn.Constraints:
+    """A box beside more rows than variables."""
+    H, G = 0.2 + draw(9, 8, seed=3).abs(), draw(9, 8, seed=4)
+    return sn.Quadratic(H, G, upper=lambda x: 2 + x[:, :1].expand(-1, 9)) & sn.Box(-0.8, 0.9)
 
 
 def repaired(build: Build, device: str, bad: bool = False, **options: object) -> tuple[sn.Solution, list[Tensor]]:
@@ -297,16 +312,107 @@ class TestCurved:
             assert packing.suits(constraints.at(y, y).map) is suits
 
 
+@on_devices
+class TestPrimal:
+    """Where kernels solve the system of the variables."""
+
+    @pytest.mark.parametrize("build", [curved_set, crowded, boxed])
+    @pytest.mark.parametrize("damping", [sn.Annealed(floor=0.1), 0.1], ids=str)
+    def test_equal_to_the_loop(self, monkeypatch, device: str, build: Build, damping) -> None:
+        solution = assert_agree(monkeypatch, build, device, 1e-8, rows="all", damping=damping, max_steps=12, tol=0.0)
+        assert (solution.steps == 12).all()
+
+    @pytest.mark.parametrize("build", [crowded, boxed])
+    @pytest.mark.parametrize("damping", [sn.Annealed(floor=1e-6), 0.1], ids=str)
+    def test_rows_in_use(self, monkeypatch, device: str, build: Build, damping) -> None:
+        solution = assert_agree(monkeypatch, build, device, 1e-8, damping=damping, max_steps=60)
+        assert bool((solution.steps > 3).any())
+
+    def test_stages(self, monkeypatch, device: str) -> None:
+        monkeypatch.setattr(curved, "_STAGE", 4)
+        assert assert_agree(monkeypatch, crowded, device, damping=sn.Annealed(floor=1e-6)).steps.max() > 8
+
+    def test_non_finite_predictions(self, monkeypatch, device: str) -> None:
+        solution = assert_agree(monkeypatch, crowded, device, bad=True, damping=sn.Annealed(floor=1e-6))
+        assert solution.status[[3, 5]].tolist() == [int(sn.Status.NONFINITE)] * 2
+
+    def test_short_rows_have_a_share_of_the_mean(self, monkeypatch, device: str) -> None:
+        """With a share that counts, its gradient does, too."""
+        monkeypatch.setattr(scale, "VANISHING", 0.8)
+        launching.load.cache_clear()
+        damping = sn.Annealed(floor=0.1)
+        assert_agree(monkeypatch, curved_set, device, rows="all", damping=damping, max_steps=12, tol=0.0)
+        launching.load.cache_clear()
+
+    def test_single_precision(self, monkeypatch, device: str) -> None:
+        solution = assert_agree(
+            monkeypatch, crowded, device, 1e-3, dtype=torch.float32, damping=0.5, max_steps=6, tol=1e-4
+        )
+        assert solution.violation.max() < 1
+
+    @pytest.mark.parametrize(
+        ("build", "rows", "damping", "primal"),
+        [
+            (curved_set, "all", 0.01, True),
+            (curved_set, "active", 0.01, False),  # who knows how few rows are in use
+            (curved_set, "all", 1e-6, False),  # would cost too many digits
+            (curved_set, "all", sn.Constant(1e-6, relative=True), False),
+            (curved_set, "all", sn.Constant(1e-4, relative=True), True),
+            (curved_set, "all", sn.Annealed(), False),
+            (curved_set, "all", sn.Annealed(floor=1e-3), True),
+            (lambda: curved_set(7), "all", 0.01, False),  # few rows, so their system is small
+            (without_equalities, "all", 0.01, False),
+            (crowded, "active", sn.Annealed(), True),
+            (crowded, "all", 1e-6, True),
+            (boxed, "active", 0.01, True),
+            (cornered, "active", 0.01, None),  # the plain loop eliminates the box
+        ],
+    )
+    def test_where(self, monkeypatch, device: str, build: Build, rows: str, damping, primal: bool | None) -> None:
+        use_kernels(monkeypatch, device)
+        assert chosen(build, device, rows, damping) is primal
+
+    @pytest.mark.parametrize(("build", "other"), [(curved_set, False), (crowded, None)])
+    def test_too_little_memory(self, monkeypatch, device: str, build: Build, other: bool | None) -> None:
+        """Then the rows have a system, if they are few."""
+        use_kernels(monkeypatch, device)
+        assert chosen(build, device, "all", 0.01) is True
+        pack = packing.pack
+        monkeypatch.setattr(packing, "pack", lambda *rest: None if rest[-1] else pack(*rest))
+        assert chosen(build, device, "all", 0.01) is other
+
+    def test_longest(self, device: str) -> None:
+        """The bound on the rows of J holds where no variable is larger than 1, and is reached at a corner."""
+        H, G, A = draw(3, 4, seed=1).to(device), draw(3, 4, seed=2).to(device), draw(2, 4, seed=3).to(device)
+        corner = torch.where((H * G)[1] < 0, -1.0, 1.0).double().unsqueeze(0)
+        for length in (0.1, 10.0):
+            spectrum = Spectrum(length * A, torch.ones_like(A[:, 0]))
+            J = sn.Quadratic(H[1:2], G[1:2], upper=1.0).at(corner).map
+            found = packing.longest(J, spectrum, corner)
+            rows = torch.cat([J.jacobian(corner)[0], length * A])
+            assert found == pytest.approx(float(rows.square().sum(1).max()))
+
+
+def chosen(build: Build, device: str, rows: str, damping: object) -> bool | None:
+    """Are kernels chosen that solve the system of the variables? None if the plain loop is."""
+    constraints = build().to(device)
+    y, x = draw(BATCH, constraints.size or 0).to(device), draw(BATCH, 4).to(device)
+    options = Options(as_damping(damping), rows=rows)
+    engine = choose(options, constraints.memo, constraints.at(y, x), y).engine
+    return engine.rows.primal if isinstance(engine, curved.CurvedKernels) else None
+
+
 @needs_compiler
 @pytest.mark.parametrize("threads", [3, 64, 160])
-def test_larger_tiles(monkeypatch, threads: int) -> None:
-    """More rows are multiplied in larger tiles, whose sums many threads share."""
-    options = {"rows": "all", "max_steps": 2, "start": None}
+@pytest.mark.parametrize(("rows", "size"), [(40, 80), (36, 44), (52, 40)], ids=["dual", "primal", "crowded"])
+def test_larger_tiles(monkeypatch, threads: int, rows: int, size: int) -> None:
+    """Larger matrices are multiplied in larger tiles, whose sums many threads share; the rows are two chunks."""
+    options, build = {"rows": "all", "max_steps": 2, "start": None}, lambda: curved_set(rows, size)
     with monkeypatch.context() as patch:
         ran = emulate(patch, threads)
-        mine = repaired(lambda: curved_set(36, 44), "cpu", **options)
+        mine = repaired(build, "cpu", **options)
         assert {"forward", "backward"} <= set(ran)
-    theirs = repaired(lambda: curved_set(36, 44), "cpu", **options)
+    theirs = repaired(build, "cpu", **options)
     assert_equal(mine[0].value, theirs[0].value, 1e-9)
     assert_equal(mine[1][0], theirs[1][0], 1e-8)
 
@@ -315,7 +421,12 @@ def test_larger_tiles(monkeypatch, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_any_number_of_threads(monkeypatch, threads: int) -> None:
     """Blocks of different sizes compute the same: 64 threads share the terms of a sum and the tiles of a matrix."""
-    for build, options in ((curved_set, {}), (polytope, {"rows": "all"}), (polytope, {"start": sn.Nearest(5)})):
+    for build, options in (
+        (curved_set, {}),
+        (curved_set, {"rows": "all", "damping": 0.1, "max_steps": 6, "start": None}),
+        (polytope, {"rows": "all"}),
+        (polytope, {"start": sn.Nearest(5)}),
+    ):
         with monkeypatch.context() as patch:
             ran = emulate(patch, threads)
             mine = repaired(build, "cpu", **options)
