@@ -123,12 +123,13 @@ def _kernels(
     damping, others = options.rule, StackedMap([parts[i] for i in rest])
     if damping.searches or not launching.supported(y) or not packing.suits(others):
         return None
-    spectrum, longest = _spectrum(memo, parts, first, damping.relative) if first else None, 1.0
+    spectrum = _spectrum(memo, parts, first, damping.relative) if first else None
     key = (*first, "then", *rest, damping.relative, y.dtype, y.device)
     sources = packing.tensors(others) + (() if spectrum is None else (spectrum.A,))
-    if spectrum is not None and not damping.relative:
+    longest = 1.0
+    if not damping.relative:
         longest = memo.get(("longest", *key), sources, lambda: packing.longest(others, spectrum, y))
-    for primal in _forms(options, others.rows, None if spectrum is None else longest, y):
+    for primal in _forms(options, others.rows, bool(first), schedule(damping, options.max_steps)[-1] / longest, y):
         packed = memo.get(
             ("packed", *key, primal),
             sources,
@@ -139,27 +140,28 @@ def _kernels(
     return None
 
 
-def _forms(options: Options, kept: int, longest: float | None, y: Tensor) -> tuple[bool, ...]:
+def _forms(options: Options, kept: int, constant: bool, damping: float, y: Tensor) -> tuple[bool, ...]:
     r"""Shall the kernels solve primal systems (True), of the n variables, or dual ones (False), of the rows in use?
 
-    Primal ones if more rows are kept than there are variables, and where it is cheaper: if all rows are always in use,
-    many of them beside constant ones, which a dual system has to be rotated by at every step. But where all rows
-    together leave some direction free, the least eigenvalue of a primal system is the damping alone, and rounding
-    errors grow by its condition, $\|D^{-1/2} J\|^2 / \lambda$; those of a dual system of independent rows do not. So
-    none where the damping falls to nothing.
+    Primal ones if more rows are kept than there are variables, and where they are cheaper: if all rows are always in
+    use, many of them beside constant ones, by which a dual system is rotated at every step. But where the rows in use
+    leave some direction free, the least eigenvalue of a primal system is the damping alone, and rounding errors grow by
+    its condition, $\|D^{-1/2} J\|^2 / \lambda$; those of a dual system of independent rows do not. So there must be
+    some damping: enough of it where there is a choice, and else so much that a matrix is not singular to working
+    precision, for which the plain loop has better means.
 
     Args:
         options: what was asked for.
         kept: how many rows are not constant.
-        longest: the largest squared length of a row, in scales; None without constant rows.
+        constant: are there constant rows beside them?
+        damping: the least one, in squared lengths of rows.
         y: (B, n) the positions; the first form that fits into the memory of their device is taken.
     """
-    if kept > y.shape[1]:
-        return (True,)
-    if options.rows != "all" or longest is None or kept < _ENOUGH * y.shape[1]:
-        return (False,)
-    damping = schedule(options.rule, options.max_steps)[-1]
-    return (True, False) if damping >= torch.finfo(y.dtype).eps ** _LOSS * longest else (False,)
+    size, eps, everything = y.shape[1], torch.finfo(y.dtype).eps, options.rows == "all"
+    if kept > size:
+        return (True,) if everything or damping >= 4 * eps * size else ()
+    cheaper = everything and constant and kept >= _ENOUGH * size
+    return (True, False) if cheaper and damping >= eps**_LOSS else (False,)
 
 
 def _systems(instance: Instance) -> Systems | None:

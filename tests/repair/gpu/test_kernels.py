@@ -362,8 +362,10 @@ class TestPrimal:
             (curved_set, "all", sn.Annealed(floor=1e-3), True),
             (lambda: curved_set(7), "all", 0.01, False),  # few rows, so their system is small
             (without_equalities, "all", 0.01, False),
+            (lambda: sn.Quadratic(draw(8, 8, seed=1), upper=1.0), "all", 0.01, False),  # nothing to eliminate
             (crowded, "active", sn.Annealed(), True),
-            (crowded, "all", 1e-6, True),
+            (crowded, "active", 0.0, None),  # singular where few rows are in use
+            (crowded, "all", 0.0, True),
             (boxed, "active", 0.01, True),
             (cornered, "active", 0.01, None),  # the plain loop eliminates the box
         ],

@@ -103,11 +103,11 @@ def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(G), G
 
 
-def longest(map: Map, spectrum: Spectrum, y: Tensor) -> float:
-    """The largest squared length of a row of J at any |y| <= 1, or of a constant row."""
+def longest(map: Map, spectrum: Spectrum | None, y: Tensor) -> float:
+    """The largest squared length that a row of J has where no variable is beyond 1, or that an eliminated row has."""
     H, G = coefficients(map, y)
-    rows = torch.cat([2 * H.abs() + G.abs(), spectrum.A])
-    return float(rows.square().sum(1).max())
+    rows = 2 * H.abs() + G.abs()
+    return float((rows if spectrum is None else torch.cat([rows, spectrum.A])).square().sum(1).max())
 
 
 def _shared_bytes(
