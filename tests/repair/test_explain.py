@@ -40,8 +40,8 @@ def full(y: Tensor, x: Any) -> Tensor:
     return (y @ FULL[:8, : y.shape[1]].T).sin()
 
 
-def family(name: str) -> tuple[sn.Constraints, Tensor, Tensor]:
-    problem = sn.problems.load(name)
+def family(name: str, **sizes: int) -> tuple[sn.Constraints, Tensor, Tensor]:
+    problem = sn.problems.load(name, **sizes)
     return problem.constraints, draw(5, problem.size), problem.inputs[:5]
 
 
@@ -85,7 +85,7 @@ def ran_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Engine, Batch]]:
 def words(engine: Engine, y: Tensor) -> tuple[str, str]:
     """What an explanation must say of an engine and of its systems."""
     if isinstance(engine, CurvedKernels):
-        return "CUDA kernels on y", "dense Cholesky"
+        return "CUDA kernels on y", ": the variables" if engine.rows.primal else ": the rows in use"
     if isinstance(engine, LinearKernels):
         return "CUDA kernels on z = A y", "one spectrum"
     assert isinstance(engine, Loop)
@@ -128,15 +128,28 @@ def test_the_engine_that_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["nclp", "qcqp"])
-def test_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "sizes", "options", "system"),
+    [
+        ("nclp", {}, {}, ""),
+        ("qcqp", {}, {}, "50 x 50 a sample at most: the rows in use"),
+        ("qcqp", {"inequalities": 70}, {"rows": "all", "damping": 0.01}, "100 x 100 a sample: the variables"),
+    ],
+)
+def test_kernels(
+    name: str, sizes: dict[str, int], options: dict[str, Any], system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_kernels(monkeypatch, "cpu")
-    constraints, y, x = family(name)
-    explanation = sn.explain(constraints, y, x, start=None)
+    constraints, y, x = family(name, **sizes)
+    options |= {"start": None, "max_steps": 3, "rescue": False}
+    explanation = sn.explain(constraints, y, x, **options)
     ran = ran_for(monkeypatch)
-    sn.repair(constraints, y, x, start=None)
+    sn.repair(constraints, y, x, **options)
     assert not isinstance(ran[0][0], Loop)
     check(explanation, ran)
+    assert explanation.system.endswith(system)
+    done = "added up beforehand" if "variables" in system else "eliminated"
+    assert explanation.engine.endswith(f"50 constant rows {done}") or name == "nclp"
 
 
 @pytest.mark.parametrize("name", ["qcqp", "simplex", "pattern in a box", "function", "matrix-free"])

@@ -126,10 +126,10 @@ def _kernels(
     spectrum = _spectrum(memo, parts, first, damping.relative) if first else None
     key = (*first, "then", *rest, damping.relative, y.dtype, y.device)
     sources = packing.tensors(others) + (() if spectrum is None else (spectrum.A,))
-    longest = 1.0
+    least = schedule(damping, options.max_steps)[-1]
     if not damping.relative:
-        longest = memo.get(("longest", *key), sources, lambda: packing.longest(others, spectrum, y))
-    for primal in _forms(options, others.rows, bool(first), schedule(damping, options.max_steps)[-1] / longest, y):
+        least /= memo.get(("longest", *key), sources, lambda: packing.longest(others, spectrum, y)) or 1.0
+    for primal in _forms(options, others.rows, bool(first), least, y):
         packed = memo.get(
             ("packed", *key, primal),
             sources,

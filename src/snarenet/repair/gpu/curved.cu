@@ -17,8 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
   long long sample = blockIdx.x, batch = gridDim.x;
   int all = e + m;
   const real *lower = lowers + sample * all, *upper = uppers + sample * all;
-  long long state = begin ? status[sample] : GOING;
-  long long taken = begin ? steps[sample] : 0;
+  int state = begin ? (int)status[sample] : GOING, taken = begin ? (int)steps[sample] : 0;
   int moved = begin ? moves[sample] : 0;
   if (state != GOING) return;
   EACH(k, 0, n) s.y[k] = value[sample * n + k];

@@ -78,11 +78,11 @@ class CurvedKernels(Engine):
 
     def describe(self, batch: Batch) -> Description:
         rows, real = self.rows, batch.y.element_size()
-        order, which, done = rows.kept, "at most: the rows in use", "eliminated"
+        order, which, done = rows.kept, " at most: the rows in use", "eliminated"
         if rows.primal:
-            order, which, done = rows.size, "for all rows: the variables", "added up beforehand"
+            order, which, done = rows.size, ": the variables", "added up beforehand"
         what = f"; {rows.eliminated:,} constant rows {done}" if rows.eliminated else ""
-        system = f"dense Cholesky factors in shared memory, {order:,} x {order:,} a sample {which}"
+        system = f"dense Cholesky factors in shared memory, {order:,} x {order:,} a sample{which}"
         nbytes = real * (rows.size + rows.kept) + rows.eliminated + rows.kept
         return Description(f"CUDA kernels on y, a block of threads a sample{what}", system, nbytes)
 
@@ -97,7 +97,7 @@ class _Stage(NamedTuple):
     begin: int
     end: int
     y: Tensor  # (steps, B, n)
-    records: Tensor  # (steps, B, m) multipliers; residuals in the primal system, whose adjoint makes multipliers of them
+    records: Tensor  # (steps, B, m) multipliers, or residuals: what `step` of dual.cuh and primal.cuh returns
     codes: Tensor  # (steps, B, rows) int8; `code_of` in common.cuh says what they mean
     last: Tensor  # (B, n)
 
@@ -123,7 +123,7 @@ class CurvedTape(Tape):
         for stage in reversed(self.stages):
             engine.launch(
                 "backward", stage.last,
-                self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y, stage.records,
-                stage.codes, cotangent, scale, lower, upper, int(self.bounds),
+                self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y,
+                stage.records, stage.codes, cotangent, scale, lower, upper, int(self.bounds),
             )  # fmt: skip
         return Gradients(cotangent, lower, upper) if self.bounds else Gradients(cotangent, None, None)

@@ -15,6 +15,7 @@ __device__ inline real weight(real damping) { return 1; }
 // The matrix. A residual r adds J'D^-1 r to the right-hand side, the row below, as if it were one more column of J.
 __device__ void assemble_normal(const Rows& rows, Work& s, int count, real damping, const real* r) {
   int n = rows.n, width = r ? n + 1 : n;
+#pragma unroll 8
   EACH(at, 0, n * (n + 1) / 2) s.M[at] = rows.e ? rows.normal[at] : (real)0;
   EACH(i, 0, count) s.weights[i] = 1 / s.scale[s.list[i]];
   auto add = [&](int x, int z, real sum) { s.gram(x, z) += sum; };

@@ -16,7 +16,7 @@ struct Rows {
   const real *Ht, *Gt, *At, *Qt;  // transposed
   const real *left, *left_t;      // diag(scale)^(-1/2) U: (e, rank), and transposed
   const real *values, *scale;     // (n) singular values, 0 beyond the rank; (e) scales
-  // for the primal system, which has no Q: diag(scale)^(-1) A, transposed, and the lower triangle of A'diag(scale)^(-1) A
+  // for the primal system, which has no Q: diag(scale)^(-1) A, transposed; the lower triangle of A'diag(scale)^(-1) A
   const real *weighted, *weighted_t, *normal;
 
   __device__ Rows(const real* at, int n, int m, int e, int rank) : n(n), m(m), e(e), rank(rank) {
@@ -64,7 +64,8 @@ struct Work {
     int order = PRIMAL ? n : room;             // unknowns of the system
     int terms = PRIMAL ? m : n;                // of the sum that its matrix is
     int lines = PRIMAL ? least(m, CHUNK) : n;  // of W: those of one chunk, or all terms
-    pitch = (order + PRIMAL + 1) / 4 * 4 + PADDING;  // tiles may reach into the next line: what they find is not used
+    int width = order + PRIMAL;                // of a line: one more for a right-hand side
+    pitch = (width + 1) / 4 * 4 + PADDING;     // tiles may reach into the next line: what they find is not used
     int scratch = 4 * threads + (order + 1) * (order + 2) / 2;
     // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
     if (all > m && !PRIMAL) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));

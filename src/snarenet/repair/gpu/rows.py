@@ -64,7 +64,7 @@ def pack(
     alone, paired = (_shared_bytes(source, size, kept, eliminated, y, blocks, primal) for blocks in (1, 2))
     if alone[used] > launching.most_shared(y):
         return None
-    H, G = coefficients(map, y)
+    H, G = _coefficients(map, y)
     pieces, rank = [H, G, H.T, G.T], 0
     if spectrum is not None:
         A, scale, rank = spectrum.A, spectrum.root.square(), 0 if primal else len(spectrum.values)
@@ -89,14 +89,13 @@ def _rotation(spectrum: Spectrum) -> list[Tensor]:
     return [basis, basis.T, left, left.T, spectrum.values, right.new_zeros(len(right) - rank)]
 
 
-def coefficients(map: Map, y: Tensor) -> tuple[Tensor, Tensor]:
+def _coefficients(map: Map, y: Tensor) -> tuple[Tensor, Tensor]:
     """H and G (rows, n) of rows that suit."""
-    H, G = zip(*(_coefficients(part, y) for part in map.parts), strict=True)
+    H, G = zip(*(_coefficients_of(part, y) for part in map.parts), strict=True)
     return torch.cat(H), torch.cat(G)
 
 
-def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
-    """H and G (rows, n) of a part."""
+def _coefficients_of(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(part, QuadraticMap):
         return part.H, part.G
     G = part.jacobian(y)
@@ -105,7 +104,7 @@ def _coefficients(part: Map, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def longest(map: Map, spectrum: Spectrum | None, y: Tensor) -> float:
     """The largest squared length that a row of J has where no variable is beyond 1, or that an eliminated row has."""
-    H, G = coefficients(map, y)
+    H, G = _coefficients(map, y)
     rows = 2 * H.abs() + G.abs()
     return float((rows if spectrum is None else torch.cat([rows, spectrum.A])).square().sum(1).max())
 
