@@ -10,7 +10,7 @@ import torch
 import snarenet as sn
 from snarenet.training import step
 from snarenet.training.distributed import Group
-from snarenet.training.step import Stepper, recordable
+from snarenet.training.step import Stepper, Totals, recordable
 
 
 def stepper(**changes: Any) -> Stepper:
@@ -33,6 +33,7 @@ def test_steps_follow_what_is_needed() -> None:
     assert not made._recorded
     made.review_record(failed=0.05, steps=8.0)
     assert made.record == 12
+    made = stepper(max_steps=40)
     made.record = 39
     made.review_record(failed=0.05, steps=39.0)
     assert made.record == 40
@@ -53,6 +54,32 @@ def test_samples_that_more_steps_do_not_help_do_not_count(monkeypatch: pytest.Mo
     assert made.record == 15
     made.review_record(failed=0.12, steps=15.0)
     assert made.record == 23
+
+
+def test_steps_that_did_not_help_are_not_kept() -> None:
+    """Every tenth sample fails, with more steps as without."""
+    made = stepper(max_steps=100)
+    made.review_record(failed=0.1, steps=6.0)
+    assert made.record == 45
+    made.review_record(failed=0.095, steps=6.0)
+    assert made.record == 9
+    made.review_record(failed=0.1, steps=6.0)
+    assert made.record == 9
+    made.review_record(failed=0.15, steps=6.0)  # others
+    assert made.record == 14
+    made.review_record(failed=0.1, steps=9.0)
+    assert made.record == 14
+
+
+def test_steps_of_nearly_all() -> None:
+    """Of 100 samples a seed two need many steps, and half fail after more."""
+    made, family = Totals(torch.device("cpu"), 2), stepper().problem
+    outcome = family.run(stepper().model, family.inputs[:1].repeat(200, 1))
+    taken, reached = torch.full((200,), 4), torch.ones(200, dtype=torch.bool)
+    taken[:2], taken[100:150], reached[100:150] = 70, 90, False
+    made.add(outcome.cost, outcome._replace(steps=taken, converged=reached))
+    assert made.usual_steps() == pytest.approx(4, abs=2)
+    assert made.line(Group(), 1)["steps"] == 90
 
 
 def test_steps_that_were_asked_for_stay() -> None:

@@ -201,7 +201,7 @@ class Session:
                     self.average.update_parameters(self.model)
         largest = [one.max().item() if isinstance(one, Tensor) else one for one in each]
         lines = [{**totals.line(self.group, k), "relax": eps, "lr": lr} for k, eps in enumerate(largest)]
-        self.stepper.review_record(*(max(line[name] for line in lines) for name in ("failed", "steps")))
+        self.stepper.review_record(max(line["failed"] for line in lines), totals.usual_steps())
         return lines
 
     def _batches(self) -> Iterator[Tensor]:

@@ -31,14 +31,14 @@ _STUCK, _DRIFTING = 0.1, 0.01
 
 _NEARLY_ALL, _MORE, _FEWEST = 0.98, 1.5, 8  # of a recording: whose steps count, how many more it has, and the least
 _TRIES = 3  # to record: what happens at the same time on the device may spoil one
-_FAILED = 0.01  # share of samples that did not converge in an epoch, from which on a recording gets more steps
+_FAILED = 0.01  # share of an epoch's samples that did not converge, for which a recording gets more steps
 
 
 class Totals:
     """What an epoch adds up, seed by seed, on the device, so that nobody waits for it step by step."""
 
     def __init__(self, device: torch.device, seeds: int = 1) -> None:
-        self.sums = torch.zeros(seeds, 6, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(seeds, 7, dtype=torch.float64, device=device)
         self.most = torch.zeros(seeds, dtype=torch.float64, device=device)  # violation
 
     def clear(self) -> None:
@@ -53,13 +53,18 @@ class Totals:
         if not loss.numel():  # a process's share of a small batch may be empty
             return
         kinds = (torch.ones_like(loss), loss, objective, failed)
+        usual = torch.where(failed, 0, steps).double().quantile(_NEARLY_ALL, 1)
         batches = torch.ones_like(self.most)
-        self.sums += torch.stack([*(kind.sum(1) for kind in kinds), steps.amax(1), batches], 1)
+        self.sums += torch.stack([*(kind.sum(1) for kind in kinds), steps.amax(1), usual, batches], 1)
         self.most.copy_(torch.maximum(self.most, violation.amax(1)))
+
+    def usual_steps(self) -> float:
+        """How many repair steps nearly all samples of a batch need that converge, on average, of the slowest seed."""
+        return (self.sums[:, 5] / self.sums[:, 6].clamp(min=1)).max().item()
 
     def line(self, group: Group, seed: int = 0) -> dict[str, float]:
         """The numbers of the epoch, of the seed with this place in the stack; `steps` is the mean of batch maxima."""
-        steps, batches = self.sums[seed, 4:].tolist()
+        steps, batches = self.sums[seed, [4, 6]].tolist()
         count, loss, objective, failed = group.total(self.sums[seed, :4].clone()).tolist()
         return {
             "loss": loss / count,
@@ -104,6 +109,7 @@ class Stepper:
         self.records = device.type == "cuda" and group.size == 1 and recordable(config, model.layer, problem)
         self.record = 0 if config.record == "auto" else config.record  # steps in a recording; 0 until they are known
         self.lost = 0.0  # the share of samples that more steps do not help
+        self.before: float | None = None  # the share that failed before more steps were tried
         self.lr = torch.tensor(config.lr, device=device)  # tensors: a recording reads them
         self.pull = torch.zeros((), device=device)
         ndim = 2 if seeds == 1 else 3
@@ -155,17 +161,21 @@ class Stepper:
     def review_record(self, failed: float, steps: float) -> None:
         """Record again with more steps if too large a share of an epoch's samples failed, with fewer if few are needed.
 
-        Those that would have to be rescued do not count: a recording has no rescue, however many its steps.
+        Those do not count that would have to be rescued, as a recording has no rescue, nor those that fail with more
+        steps as they did without.
 
         Args:
             failed: the share of samples that did not converge.
-            steps: the most steps of a sample of a batch, on average.
+            steps: how many steps nearly all samples need that converge.
         """
         if not self.records or self.config.record != "auto":
             return
         enough, record = max(_FEWEST, math.ceil(_MORE * steps)), self.record
-        if failed > self.lost + _FAILED:
-            record = min(self.config.max_steps, math.ceil(_MORE * record))
+        if self.before is not None and failed > self.before - _FAILED:
+            self.lost = failed
+        self.before = None
+        if failed > self.lost + _FAILED and record < self.config.max_steps:
+            self.before, record = failed, min(self.config.max_steps, math.ceil(_MORE * record))
         elif _MORE * enough < record:
             record = enough
         if record != self.record:
