@@ -100,6 +100,19 @@ class TestSlope:
         torch.testing.assert_close(slope.bound(torch.tensor([1.0, 0.1, 5.0, 1.0]).double()), h.abs())
         torch.testing.assert_close(slope.diagonal(), h)
 
+    def test_few_products_tell_that_it_is_a_sum(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def rows(*given: object) -> Tensor:
+            raise AssertionError("the whole Hessian")
+
+        monkeypatch.setattr(Slope, "_by_rows", rows)
+        y = draw(5, 4)
+        slope = Slope(lambda y, x: y.pow(3).sum(1), y, None)
+        torch.testing.assert_close(slope.bound(torch.ones(4).double()), (6 * y).abs().mean(0))
+        torch.testing.assert_close(slope.diagonal(), 6 * y.mean(0))
+        almost = Slope(lambda y, x: y.pow(3).sum(1) + 1e-6 * y[:, 0] * y[:, 3], y, None)
+        with pytest.raises(AssertionError, match="whole"):
+            almost.diagonal()
+
     def test_the_hessian_does_not_exceed_it(self) -> None:
         H = draw(6, 6)
         H = H + H.T

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from emulation import on_devices, use_kernels
 from torch import Tensor
 
 import snarenet as sn
@@ -47,6 +48,21 @@ class TestPolish:
         assert soon.max() < 1e-3
         assert (soon < before / 5).all()
         assert late.max() < 1e-6
+
+    @on_devices
+    def test_by_kernels(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a GPU systems on a pattern are solved by kernels, and lead to the same points."""
+        y, target = 0.1 * draw(4, 90), draw(4, 90, seed=1)
+        chain = sn.Nonlinear(lambda y, x: y[:, 1:] * y[:, :-1] + y[:, 1:], 89, upper=0.3) & sn.Box(-1.0, 1.0)
+        found = []
+        for kernels in (False, True):
+            with monkeypatch.context() as patch:
+                ran = use_kernels(patch, device, kernels)
+                asked = chain.to(device), y.to(device), target.to(device)
+                found.append(polish(lambda y, x: (y - x).square().sum(1), *asked).cpu())
+                assert ("solve" in ran) == kernels
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-6)
+        assert ((found[0] - target).square().sum(1) < (y - target).square().sum(1) - 1).all()
 
     def test_what_a_descent_makes_worse_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         y, slope = 0.1 * draw(3, 4), draw(3, 4, seed=1)

@@ -20,7 +20,7 @@ from snarenet.linalg.eliminated import (
     eliminate,
 )
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.sparse import Estimate, PlainFactor, SparseFactor, SparseNormal, SparseSystems, sparse_normal
+from snarenet.linalg.sparse import Estimate, PlainFactor, SparseFactor, SparseNormal, SparseSystems, Systems, sparse_normal
 from snarenet.linalg.spectrum import Spectrum, column
 from snarenet.linalg.systems import Dual, Primal, SparseDual, System
 
@@ -40,6 +40,7 @@ __all__ = [
     "SparseSystems",
     "Spectrum",
     "System",
+    "Systems",
     "add_to_diagonal",
     "cholesky",
     "cholesky_ex",

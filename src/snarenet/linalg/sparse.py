@@ -18,6 +18,7 @@ mixes samples. The same factor serves the step and its adjoint.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol
@@ -72,9 +73,11 @@ class SparseFactor(ABC):
 
     Attributes:
         damping: (B, m) that of each row, 1 for those that are not in use.
+        info: (B,) 0 where there is a factor.
     """
 
     damping: Tensor
+    info: Tensor
 
     @property
     @abstractmethod
@@ -119,11 +122,19 @@ class SparseSystems(Protocol):
         """Sparse or dense?"""
         ...
 
+    @property
+    def exact(self) -> SparseSystems | None:
+        """The same in the form that divides by no damping; None where its pattern fills."""
+        ...
+
     def factor(
         self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None
     ) -> SparseFactor:
         """The factors of a batch; see `SparseNormal`."""
         ...
+
+
+Systems = Callable[[Pattern], SparseSystems]  # what is made once for a pattern
 
 
 class SparseNormal:
@@ -162,6 +173,13 @@ class SparseNormal:
         entries, levels = (gram.size**2, 0) if full else (gram.tree.entries, gram.tree.levels)
         dense = dense_cost(min(self.shape), max(self.shape))
         return Estimate(self.form, gram.cost, dense, gram.size, entries, levels, gram.rank)
+
+    @cached_property
+    def exact(self) -> SparseNormal | None:
+        if self.form == "dual":
+            return self
+        dual = SparseNormal(self.row, self.col, self.shape, "dual")
+        return None if dual.gram.full else dual
 
     def factor(
         self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None

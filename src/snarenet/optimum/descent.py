@@ -22,7 +22,7 @@ from torch import Tensor
 
 from snarenet.constraints import Constraints
 from snarenet.optimum.slope import Objective, Slope
-from snarenet.repair.choose import sparse_suits
+from snarenet.repair.choose import sparse_systems
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import Course
 from snarenet.repair.start.smooth import differentiable
@@ -59,13 +59,13 @@ def descend(
         steps: the most of them.
     """
     instance = constraints.at(start, x)
-    sparse, slope = sparse_suits(instance), Slope(objective, start, x)
+    systems, slope = sparse_systems(instance), Slope(objective, start, x)
     size = (slope.value * units).norm(dim=1).nanmean()
     work = steps * len(start) * instance.map.rows**2 * (instance.map.rows / 3 + start.shape[1])
-    if not size > 0 or not differentiable(instance.map, start[:1]) or (work > _WORK and not sparse):
+    if not size > 0 or not differentiable(instance.map, start[:1]) or (work > _WORK and systems is None):
         return start
     plain, bend = size / units.square(), slope.bound(units)
-    task = _aimed(Task.of(instance, start, plain, sparse), start, slope, plain + bend)
+    task = _aimed(Task.of(instance, start, plain, systems), start, slope, plain + bend)
     state = interior.begin(task, start, _COURSE)
     floor = _LAST * state.kappa
     state = state._replace(unit=torch.full_like(state.unit, torch.inf))  # no limit on the length of steps

@@ -11,7 +11,7 @@ from torch import Tensor
 from snarenet.constraints import Constraints, Instance, Linear
 from snarenet.constraints.maps import IdentityMap, LinearMap, Map, SparseMap, StackedMap
 from snarenet.damping import schedule
-from snarenet.linalg import Spectrum, sparse_normal
+from snarenet.linalg import Spectrum, Systems, sparse_normal
 from snarenet.memo import Memo
 from snarenet.repair.engine import Engine
 from snarenet.repair.gpu import launching
@@ -20,7 +20,7 @@ from snarenet.repair.gpu.curved import CurvedKernels
 from snarenet.repair.gpu.linear import LinearKernels
 from snarenet.repair.gpu.sparse import kernel_systems
 from snarenet.repair.gpu.stepping import KernelLoop, KernelSpace
-from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace, Systems
+from snarenet.repair.loop import BoundedSpace, Budget, ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.metric import Metric
 from snarenet.repair.options import Options
 from snarenet.repair.scale import positive
@@ -75,7 +75,7 @@ def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor
     parts, damping, krylov = instance.map.parts, options.rule, options.krylov
     everything, active = list(range(len(parts))), options.rows != "all"
     first = _eliminable(instance, parts, active, sparse=krylov is None)
-    on_pattern = _systems(instance) if krylov is None else None
+    on_pattern = sparse_systems(instance) if krylov is None else None
     if on_pattern is not None:  # constant rows that are eliminated would couple all variables
         first = [i for i in first if isinstance(parts[i], IdentityMap)]
     rest = [i for i in everything if i not in first]
@@ -164,7 +164,7 @@ def _forms(options: Options, kept: int, constant: bool, damping: float, y: Tenso
     return (True, False) if cheaper and damping >= eps**_LOSS else (False,)
 
 
-def _systems(instance: Instance) -> Systems | None:
+def sparse_systems(instance: Instance) -> Systems | None:
     """The systems on the pattern of the rows beside a box; None where dense ones are faster."""
     if _density(instance) is not None:
         return None
@@ -237,7 +237,7 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
     space = BoundedSpace(
-        others, least.detach(), most.detach(), rows, scaled, Budget(options.room(y.device)), _systems(instance), scale
+        others, least.detach(), most.detach(), rows, scaled, Budget(options.room(y.device)), sparse_systems(instance), scale
     )
     return Choice(Loop(space, options.rule, options.tol, options.max_steps), lower, upper), y
 

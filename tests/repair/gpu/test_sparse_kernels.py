@@ -51,6 +51,18 @@ def matrix(of: KernelSystems, values: Tensor, damping: Tensor, weights: Tensor, 
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_exact_systems_need_no_damping(device: str, form: str) -> None:
+    of = systems(30, 40, form)
+    values, damping, weights, active = data(of, 3, device)
+    exact = of.exact
+    assert isinstance(exact, KernelSystems)
+    assert exact.normal.form == "dual"
+    given, rhs = (values, 1e-14 * damping, weights + 0.1, active), draw(3, 30).to(device)
+    expected = torch.linalg.solve(matrix(of, *given), rhs)
+    assert (exact.factor(*given).solve(rhs) - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("rows", "columns", "density"), [(30, 40, 0.08), (50, 20, 0.2), (9, 60, 0.5), (12, 12, 0.0)])
 def test_equal_to_dense(device: str, form: str, rows: int, columns: int, density: float) -> None:
     for seed, damping in enumerate((1e2, 1.0, 1e-2)):

@@ -102,7 +102,7 @@ def test_systems_with_bowls_are_those_with_products() -> None:
     )  # fmt: skip
     found = []
     for bowls in ((True,), (False,)):
-        saddle = RowsAt(map, z, torch.ones(6, dtype=torch.float64), False, bowls).saddle(system, exact=True)
+        saddle = RowsAt(map, z, torch.ones(6, dtype=torch.float64), None, bowls).saddle(system, exact=True)
         move = torch.where(system.held, 0.1, z * saddle.inverse)
         found.append(saddle.bent(saddle.move(move, torch.where(system.active, 0.3, 0.0)), 50, 1e-28))
     assert_equal(found[0].d, found[1].d, 1e-10)

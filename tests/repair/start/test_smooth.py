@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulation import on_devices, use_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -131,6 +132,24 @@ def test_on_the_pattern() -> None:
         assert_equal(project(constraints, y[i : i + 1], x[i : i + 1]), together[i : i + 1], 1e-13)
     dense = sn.Nonlinear(constraints.parts[0].fn, LONG - 1, -0.4, 0.5, sparsity=None) & constraints.parts[1]
     assert_equal(together, project(dense, y, x), 1e-7)
+
+
+@on_devices
+def test_by_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interior-point steps, Newton's and the backward pass, on the pattern, by the kernels for sparse factors."""
+    constraints, y, x = case("chain")
+    found = []
+    for kernels in (False, True):
+        with monkeypatch.context() as patch:
+            ran = use_kernels(patch, device, kernels)
+            leaf = y.to(device).requires_grad_()
+            z = project(constraints.to(device), leaf, x.to(device))
+            (gradient,) = torch.autograd.grad(z.square().sum(), leaf)
+            found.append((z.detach().cpu(), gradient.cpu()))
+            assert {"factor", "solve", "push", "pull"} <= set(ran) or not kernels
+    for plain, other in zip(*found, strict=True):
+        assert_equal(other, plain, 1e-7)
+    assert (found[0][0] != y).any(1).sum() >= 10
 
 
 def test_a_sphere_has_a_closed_form() -> None:

@@ -11,7 +11,7 @@ the gradient, in y and in every tensor inside g, that one step of the adjoint ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -120,6 +120,24 @@ class Map(ABC):
         """The same map for derivatives in y and in nothing else, if these are cheaper."""
         return self
 
+    def curvature(self, y: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Products of the Hessian of <weights, g> at y with vectors (B, n); None where there is no curvature.
+
+        By a second pass through the gradient, which is kept for all of them.
+        """
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            total = (weights * self.value(y)).sum()
+            (slope,) = gradients(total, (y,), again=True)
+        if slope is None or not slope.requires_grad:
+            return None
+
+        def product(v: Tensor) -> Tensor:
+            (found,) = torch.autograd.grad(slope, y, v, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(v) if found is None else found
+
+        return product
+
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         """Gradient of sum_j <a_j, J(y) t_j> + <weights, g(y)> in y and in `wanted`; pairs are (a_j, t_j)."""
         with torch.enable_grad():
@@ -179,11 +197,11 @@ class ExplicitLinearization(Linearization):
         return transposed_times(self.jacobian, weights)
 
 
-def gradients(total: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor | None]:
-    """The gradient of a scalar in each input, None where it does not depend on it."""
+def gradients(total: Tensor, inputs: tuple[Tensor, ...], again: bool = False) -> list[Tensor | None]:
+    """The gradient of a scalar in each input, to be differentiated `again` or not; None where it depends on none."""
     if not total.requires_grad:
         return [None] * len(inputs)
-    return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True))
+    return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True, create_graph=again))
 
 
 def summed(y: Tensor, pairs: Pairs, weights: Tensor) -> Tensor:

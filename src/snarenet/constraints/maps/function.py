@@ -182,6 +182,18 @@ class FunctionMap(Map):
             return ExplicitLinearization(self, y)
         return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
+    def curvature(self, y: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor] | None:
+        program = self.compiled is not None or (self.compressed(look=False) and self._recorded(y) is not None)
+        if not program or not len(y):
+            return super().curvature(y, weights)
+        nothing = torch.zeros_like(weights)
+
+        def product(v: Tensor) -> Tensor:
+            found = self.pullback(y, [(weights, v)], nothing, ())[0]
+            return torch.zeros_like(v) if found is None else found
+
+        return product
+
     def pullback(self, y: Tensor, pairs: Pairs, weights: Tensor, wanted: tuple[Tensor, ...]) -> list[Tensor | None]:
         found = self._compiled_pullback(y, pairs, weights, wanted)
         if found is not None:

@@ -8,7 +8,7 @@ so is a solution with all its refinements: each sample refines as often as it ne
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.sparsity import Pattern
-from snarenet.linalg import Estimate, SparseFactor, SparseNormal, sparse_normal
+from snarenet.linalg import Estimate, SparseFactor, SparseNormal, SparseSystems, sparse_normal
 from snarenet.linalg.fronts import Front, Tree, heights, trees
 from snarenet.linalg.multifrontal import Step
 from snarenet.linalg.sparse import REFINEMENTS, ROUNDING
@@ -74,6 +74,14 @@ class KernelSystems:
     @property
     def estimate(self) -> Estimate:
         return self.normal.estimate
+
+    @cached_property
+    def exact(self) -> SparseSystems | None:
+        exact = self.normal.exact
+        if exact is self.normal:
+            return self
+        apart = exact is not None and exact.gram.rank > 0  # rows or columns, which is for operations of torch
+        return exact if exact is None or apart else KernelSystems(exact)
 
     def factor(
         self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None

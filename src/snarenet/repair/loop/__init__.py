@@ -2,6 +2,6 @@
 
 from snarenet.repair.loop.bounded import BoundedSpace
 from snarenet.repair.loop.loop import Live, Loop
-from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space, Systems
+from snarenet.repair.loop.spaces import Budget, ConstraintSpace, OutputSpace, Space
 
-__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Live", "Loop", "OutputSpace", "Space", "Systems"]
+__all__ = ["BoundedSpace", "Budget", "ConstraintSpace", "Live", "Loop", "OutputSpace", "Space"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from snarenet.constraints.maps import Linearization, Map, add
 from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, column
-from snarenet.repair.loop.spaces import Budget, Factor, Space, Systems, keep_where, pull_scale
+from snarenet.repair.loop.spaces import Budget, Factor, Space, keep_where, pull_scale
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.scale import positive
 from snarenet.repair.stopping import negligible

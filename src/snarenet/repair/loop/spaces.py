@@ -35,9 +35,9 @@ from snarenet.linalg import (
     Primal,
     SparseDual,
     SparseFactor,
-    SparseSystems,
     Spectrum,
     System,
+    Systems,
     column,
     eliminate,
 )
@@ -196,7 +196,6 @@ class ConstraintSpace(Space):
 
 
 Factor = Tensor | SparseFactor | None
-Systems = Callable[[Pattern], SparseSystems]  # what is made once for a pattern
 
 
 class Budget:

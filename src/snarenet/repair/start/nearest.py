@@ -29,7 +29,7 @@ from snarenet.constraints.maps import IdentityMap, Map
 from snarenet.damping import Annealed, Damping
 from snarenet.memo import Memo
 from snarenet.repair import choose as engines
-from snarenet.repair.choose import choose, sparse_suits
+from snarenet.repair.choose import choose, sparse_suits, sparse_systems
 from snarenet.repair.engine import Batch
 from snarenet.repair.gpu import admm as admm_kernels
 from snarenet.repair.gpu import search as search_kernel
@@ -201,7 +201,7 @@ def _project(
     ball = ball_of(instance)
     if ball is None:
         restore = partial(_restored, memo, metric)
-        return smooth.project(instance, y, iterations, weights, restore, sparse_suits(instance), tol, near)
+        return smooth.project(instance, y, iterations, weights, restore, sparse_systems(instance), tol, near)
     left = smooth.outside(instance, y, tol)
     if not len(left):
         return y
@@ -222,7 +222,7 @@ def _project_lifted(
         metric = metric_of(_plain(y.dtype), known, weights, len(weights))
     lifted = lift(instance, ball, y)
     restore = partial(_restored, known, metric)
-    found = smooth.project(lifted.instance, lifted.y, iterations, weights, restore, sparse=False)
+    found = smooth.project(lifted.instance, lifted.y, iterations, weights, restore, systems=None)
     return lifted.back(found, y)
 
 
@@ -232,8 +232,8 @@ def slide(instance: Instance, y: Tensor, start: Tensor, reached: Tensor, weights
     if ball_of(instance) is not None:  # the points are not ones of buys and sells
         return y
     known = start.detach()[some], torch.ones_like(some, dtype=torch.bool)
-    steps, sparse = _ITERATIONS["smooth"], sparse_suits(instance)
-    found = smooth.project(instance.select(some), y[some], steps, weights, lambda *_: known, sparse)
+    steps, systems = _ITERATIONS["smooth"], sparse_systems(instance)
+    found = smooth.project(instance.select(some), y[some], steps, weights, lambda *_: known, systems)
     return y.index_copy(0, some, found)
 
 

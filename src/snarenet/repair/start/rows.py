@@ -15,7 +15,7 @@ sizes of its radii of curvature.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from snarenet.constraints.maps import Map, times, transposed_times
-from snarenet.constraints.sparsity import Pattern
-from snarenet.linalg import PlainFactor, SparseNormal, add_to_diagonal, cholesky_ex, sparse_normal, triangular_solve
+from snarenet.linalg import SparseFactor, Systems, add_to_diagonal, cholesky_ex, triangular_solve
 
 _CONVEX = 0.01  # share of the metric that the curvature must leave in a direction
 
@@ -36,14 +35,14 @@ class RowsAt:
         map: the rows.
         z: (B, n) where.
         weights: (n,) the metric.
-        sparse: keep J on its pattern.
+        systems: those on the pattern of J; None for dense ones.
         bowls: for every part of the map whether it is a bowl; none of them is if J is on its pattern.
     """
 
-    def __init__(self, map: Map, z: Tensor, weights: Tensor, sparse: bool, bowls: tuple[bool, ...]) -> None:
+    def __init__(self, map: Map, z: Tensor, weights: Tensor, systems: Systems | None, bowls: tuple[bool, ...]) -> None:
         linear = map.linearize(z)
-        self.map, self.z, self.weights, self.bowls = map, z, weights, bowls
-        if sparse:
+        self.map, self.z, self.weights, self.systems, self.bowls = map, z, weights, systems, bowls
+        if systems is not None:
             self.values, self.pattern = linear.values, linear.pattern  # in this order: it may widen the pattern
             assert self.pattern is not None
         else:
@@ -75,10 +74,11 @@ class RowsAt:
         pieces = list(zip(self.map.parts, multipliers.split([part.rows for part in self.map.parts], 1), strict=True))
         rest = [piece for piece, bowl in zip(pieces, self.bowls, strict=True) if not bowl]
         B = Curvature(rest, self.z)
-        normal = None if self.pattern is None else _dual(self.pattern) if exact else sparse_normal(self.pattern)
-        if normal is not None:
+        systems = None if self.systems is None or self.pattern is None else self.systems(self.pattern)
+        systems = systems.exact if systems is not None and exact else systems
+        if systems is not None:
             inverse = torch.where(held, 0.0, 1 / metric)
-            return Saddle(_Sparse(normal.factor(self.values, damping, inverse, active)), inverse, B)
+            return Saddle(systems.factor(self.values, damping, inverse, active), inverse, B)
         J = self.values if self.pattern is None else self.pattern.dense(self.values)
         rows = [J]
         for part, own in (piece for piece, bowl in zip(pieces, self.bowls, strict=True) if bowl):
@@ -107,16 +107,6 @@ class System(NamedTuple):
     multipliers: Tensor
 
 
-@lru_cache(maxsize=64)
-def _dual(pattern: Pattern) -> SparseNormal | None:
-    """The dual form of the systems, None where it fills."""
-    normal = sparse_normal(pattern)
-    if normal.form == "dual":
-        return normal
-    normal = SparseNormal(pattern.row, pattern.col, pattern.shape, "dual")
-    return None if normal.gram.full else normal
-
-
 class _Dense(NamedTuple):
     """J and below it G, which of these rows are in the system, and its Cholesky factor."""
 
@@ -143,48 +133,21 @@ def _dense(J: Tensor, inverse: Tensor, damping: Tensor, active: Tensor) -> _Dens
     return _Dense(J, used, *cholesky_ex(add_to_diagonal(system, diagonal)))
 
 
-class _Sparse(NamedTuple):
-    """The same on the pattern."""
-
-    factor: PlainFactor
-
-    @property
-    def info(self) -> Tensor:
-        return self.factor.info
-
-    def solve(self, rhs: Tensor) -> Tensor:
-        return self.factor.solve(rhs)
-
-    def push(self, v: Tensor) -> Tensor:
-        return self.factor.push(v)
-
-    def pull(self, w: Tensor) -> Tensor:
-        return self.factor.pull(w)
-
-
 class Curvature:
-    """v -> B v for parts and their multipliers, by a second pass through the gradient of <multipliers, g>."""
+    """v -> B v for parts and their multipliers."""
 
     def __init__(self, pieces: list[tuple[Map, Tensor]], z: Tensor) -> None:
-        self.z = z.detach().requires_grad_()
-        bent = [(part, own.detach()) for part, own in pieces if not part.linear]
-        with torch.enable_grad():
-            terms = [(own * part.value(self.z)).sum() for part, own in bent]
-            total = torch.stack(terms).sum() if terms else self.z.new_zeros(())
-            slope = torch.autograd.grad(total, self.z, create_graph=True, allow_unused=True) if terms else (None,)
-        self.slope = slope[0]
+        found = (part.curvature(z, own.detach()) for part, own in pieces if not part.linear)
+        self.products = [product for product in found if product is not None]
 
     @property
     def flat(self) -> bool:
         """Is there no curvature at all?"""
-        return self.slope is None or not self.slope.requires_grad
+        return not self.products
 
     def __call__(self, v: Tensor) -> Tensor:
         """B v."""
-        if self.slope is None or not self.slope.requires_grad:
-            return torch.zeros_like(v)
-        (found,) = torch.autograd.grad(self.slope, self.z, v, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(v) if found is None else found
+        return sum((product(v) for product in self.products), torch.zeros_like(v))
 
 
 class Solved(NamedTuple):
@@ -210,7 +173,7 @@ class Saddle:
         B: the curvature that is not in the factor.
     """
 
-    def __init__(self, factor: _Dense | _Sparse, inverse: Tensor, B: Curvature) -> None:
+    def __init__(self, factor: _Dense | SparseFactor, inverse: Tensor, B: Curvature) -> None:
         self.factor, self.inverse, self.B = factor, inverse, B
         self.sound = factor.info == 0  # (B,) false where there is no factor
         self.solve, self.push, self.pull = factor.solve, factor.push, factor.pull

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.maps import FunctionMap, IdentityMap, LiftedMap, Map
+from snarenet.linalg import Systems
 from snarenet.repair.precision import without_autocast
 from snarenet.repair.start import interior
 from snarenet.repair.start.interior import CAREFUL, QUICK, STRAIGHT, Course, Point, share_of
@@ -61,7 +62,7 @@ def project(
     iterations: int,
     weights: Tensor | None,
     restore: Restore,
-    sparse: bool,
+    systems: Systems | None,
     tol: float = 0.0,
     near: Tensor | None = None,
 ) -> Tensor:
@@ -73,7 +74,7 @@ def project(
         iterations: the most interior-point steps.
         weights: (n,) those of the squared distance; all 1 if None.
         restore: repairs a batch; says where it leads, and (B,) which samples are in the set then.
-        sparse: solve systems on the pattern of the rows.
+        systems: those on the pattern of the rows; None for dense ones.
         tol: the violation up to which y itself will do.
         near: (B, n) what is repaired at first, y unless given.
     """
@@ -82,7 +83,7 @@ def project(
         return y
     metric = torch.ones_like(y[0]) if weights is None else weights.to(y.dtype) / weights.mean().to(y.dtype)
     tensors = instance.map.tensors(y) if torch.is_grad_enabled() else ()
-    recipe = _Recipe(left, iterations, metric, restore, sparse, None if near is None else near.detach())
+    recipe = _Recipe(left, iterations, metric, restore, systems, None if near is None else near.detach())
     return _Project.apply(recipe, instance, y, instance.lower, instance.upper, *tensors)  # pyright: ignore
 
 
@@ -107,7 +108,7 @@ class _Recipe(NamedTuple):
     iterations: int
     metric: Tensor
     restore: Restore
-    sparse: bool
+    systems: Systems | None  # on the pattern of the rows
     near: Tensor | None  # what is repaired at first, if not y
 
 
@@ -130,7 +131,7 @@ class _Project(torch.autograd.Function):
         with without_autocast(y.device):
             with torch.set_grad_enabled(bool(ctx.wanted)):  # so that gradients reach the tensors of the whole batch
                 part = ctx.instance.select(found)
-                task = Task.of(part, y[found], ctx.recipe.metric, ctx.recipe.sparse)
+                task = Task.of(part, y[found], ctx.recipe.metric, ctx.recipe.systems)
             pulled = _pull_back(task, ctx.point, v[found], ctx.wanted)
         bounds = (_in_order(part, rows, box) for rows, box in ((pulled.lower, pulled.low), (pulled.upper, pulled.high)))
         lower, upper = (torch.zeros_like(ctx.instance.lower).index_copy(0, found, bound) for bound in bounds)
@@ -140,7 +141,7 @@ class _Project(torch.autograd.Function):
 def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point]:
     """(k,) the samples whose nearest point was found, and these points."""
     rows = sum(part.rows for part in instance.map.parts if not isinstance(part, IdentityMap))
-    whole = recipe.sparse or y.device.type != "cpu"
+    whole = recipe.systems is not None or y.device.type != "cpu"
     most = len(y) if whole else max(_FEWEST, _ENTRIES // max(1, rows * y.shape[1]))
     found = [_find_some(recipe, instance, y, some) for some in recipe.left.split(most)]
     if len(found) == 1:
@@ -151,7 +152,7 @@ def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point
 
 def _find_some(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
     """The same of some samples."""
-    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.systems)
     if not task.convex:
         return _from_repaired(recipe, instance, y, left)
     clipped = torch.minimum(torch.maximum(task.y, task.low), task.high)
@@ -179,7 +180,7 @@ def _after_repair(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor, 
     """The same, from where a repair of certain points leads."""
     start, reached = recipe.restore(instance.select(left), near[left])
     left, start = left[reached], start[reached]
-    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.sparse)
+    task = Task.of(instance.select(left), y[left], recipe.metric, recipe.systems)
     point, good = _search(task, start, recipe.iterations, QUICK)
     good = good & _nearer(task, point, start)
     again = (~good).nonzero().squeeze(1)

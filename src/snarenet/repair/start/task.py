@@ -9,6 +9,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.maps import IdentityMap, Map, StackedMap
+from snarenet.linalg import Systems
 from snarenet.repair.start.rows import RowsAt
 
 
@@ -23,7 +24,7 @@ class Task(NamedTuple):
         high: (B, n).
         y: (B, n) the predictions.
         weights: (n,) the diagonal of W.
-        sparse: are systems on the pattern of the rows?
+        systems: those on the pattern of the rows; None for dense ones.
         bowls: for every part of the rows: are they convex, with an upper bound alone, their Hessians in the systems?
     """
 
@@ -34,11 +35,11 @@ class Task(NamedTuple):
     high: Tensor
     y: Tensor
     weights: Tensor
-    sparse: bool
+    systems: Systems | None
     bowls: tuple[bool, ...]
 
     @staticmethod
-    def of(instance: Instance, y: Tensor, weights: Tensor, sparse: bool) -> Task:
+    def of(instance: Instance, y: Tensor, weights: Tensor, systems: Systems | None) -> Task:
         """The rows of an instance with its first box apart."""
         parts = instance.map.parts
         box = box_of(parts)
@@ -49,10 +50,10 @@ class Task(NamedTuple):
             low, high = lower[0], upper[0]
         rows = StackedMap([part for i, part in enumerate(parts) if i != box])
         bowls = tuple(
-            not (sparse or part.linear) and part.convex and bool(bound.isneginf().all())
+            systems is None and not part.linear and part.convex and bool(bound.isneginf().all())
             for part, bound in zip(rows.parts, lower[1].split(rows.sizes, 1), strict=True)
         )
-        return Task(rows, lower[1], upper[1], low, high, y, weights, sparse, bowls)
+        return Task(rows, lower[1], upper[1], low, high, y, weights, systems, bowls)
 
     @property
     def convex(self) -> bool:
@@ -66,7 +67,7 @@ class Task(NamedTuple):
 
     def at(self, z: Tensor) -> RowsAt:
         """The rows to first order at z."""
-        return RowsAt(self.rows, z, self.weights, self.sparse, self.bowls)
+        return RowsAt(self.rows, z, self.weights, self.systems, self.bowls)
 
     def distance(self, z: Tensor) -> Tensor:
         """(B,) the squared distance to y."""
