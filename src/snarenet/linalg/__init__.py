@@ -20,7 +20,15 @@ from snarenet.linalg.eliminated import (
     eliminate,
 )
 from snarenet.linalg.krylov import ConjugateGradients
-from snarenet.linalg.sparse import Estimate, PlainFactor, SparseFactor, SparseNormal, SparseSystems, Systems, sparse_normal
+from snarenet.linalg.sparse import (
+    Estimate,
+    PlainFactor,
+    SparseFactor,
+    SparseNormal,
+    SparseSystems,
+    Systems,
+    sparse_normal,
+)
 from snarenet.linalg.spectrum import Spectrum, column
 from snarenet.linalg.systems import Dual, Primal, SparseDual, System
 

@@ -174,10 +174,12 @@ class SparseNormal:
         dense = dense_cost(min(self.shape), max(self.shape))
         return Estimate(self.form, gram.cost, dense, gram.size, entries, levels, gram.rank)
 
-    @cached_property
+    @property
     def exact(self) -> SparseNormal | None:
-        if self.form == "dual":
-            return self
+        return self if self.form == "dual" else self._dual
+
+    @cached_property
+    def _dual(self) -> SparseNormal | None:
         dual = SparseNormal(self.row, self.col, self.shape, "dual")
         return None if dual.gram.full else dual
 
@@ -204,7 +206,8 @@ class SparseNormal:
         if self.form == "primal":
             K = K * damping.rsqrt().T[self.row]
             diagonal = damping.new_ones(len(damping), self.shape[1])
-        return PlainFactor(self, values, damping, inverse_weights, length, self.gram.factor(K, diagonal))
+        gram = self.gram.factor(K, diagonal)
+        return PlainFactor(self, values, damping, inverse_weights, length, gram, gram.info)
 
 
 @lru_cache(maxsize=64)
@@ -223,6 +226,7 @@ class PlainFactor(SparseFactor):
     inverse_weights: Tensor | None
     length: Tensor  # (B, 1) of a typical row, in the metric
     gram: GramFactor
+    info: Tensor
 
     @property
     def estimate(self) -> Estimate:
@@ -237,7 +241,8 @@ class PlainFactor(SparseFactor):
     def __getitem__(self, samples: Tensor) -> PlainFactor:
         weights = None if self.inverse_weights is None else self.inverse_weights[samples]
         values, damping, length = self.values[:, samples], self.damping[samples], self.length[samples]
-        return PlainFactor(self.normal, values, damping, weights, length, self.gram[samples])
+        gram = self.gram[samples]
+        return PlainFactor(self.normal, values, damping, weights, length, gram, gram.info)
 
     def replaced(self, samples: Tensor, other: PlainFactor) -> PlainFactor:
         mine, theirs = ((f.damping, f.length, f.inverse_weights) for f in (self, other))
@@ -247,12 +252,7 @@ class PlainFactor(SparseFactor):
         assert damping is not None
         assert length is not None
         values, gram = self.values.index_copy(1, samples, other.values), self.gram.replaced(samples, other.gram)
-        return PlainFactor(self.normal, values, damping, weights, length, gram)
-
-    @property
-    def info(self) -> Tensor:
-        """(B,) 0 where there is a factor."""
-        return self.gram.info
+        return PlainFactor(self.normal, values, damping, weights, length, gram, gram.info)
 
     @property
     def nbytes(self) -> int:

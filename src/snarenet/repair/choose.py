@@ -236,9 +236,8 @@ def choose_bounded(options: Options, instance: Instance, y: Tensor, scaled: bool
             least, most = least / scale, most / scale
         y = torch.minimum(torch.maximum(y, least), most)
     others = StackedMap([parts[i] for i in sequence if i != first])
-    space = BoundedSpace(
-        others, least.detach(), most.detach(), rows, scaled, Budget(options.room(y.device)), sparse_systems(instance), scale
-    )
+    room, systems = Budget(options.room(y.device)), sparse_systems(instance)
+    space = BoundedSpace(others, least.detach(), most.detach(), rows, scaled, room, systems, scale)
     return Choice(Loop(space, options.rule, options.tol, options.max_steps), lower, upper), y
 
 

@@ -75,13 +75,15 @@ class KernelSystems:
     def estimate(self) -> Estimate:
         return self.normal.estimate
 
-    @cached_property
+    @property
     def exact(self) -> SparseSystems | None:
-        exact = self.normal.exact
-        if exact is self.normal:
-            return self
-        apart = exact is not None and exact.gram.rank > 0  # rows or columns, which is for operations of torch
-        return exact if exact is None or apart else KernelSystems(exact)
+        return self if self.normal.form == "dual" else self._dual
+
+    @cached_property
+    def _dual(self) -> SparseSystems | None:
+        dual = self.normal.exact
+        apart = dual is not None and dual.gram.rank > 0  # rows or columns, which is for operations of torch
+        return dual if dual is None or apart else KernelSystems(dual)
 
     def factor(
         self, values: Tensor, damping: Tensor, inverse_weights: Tensor | None = None, active: Tensor | None = None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from snarenet.constraints.maps import Linearization, Map, add
-from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, column
+from snarenet.linalg import Dual, EliminatedBox, Primal, SparseDual, SparseFactor, System, Systems, column
 from snarenet.repair.loop.spaces import Budget, Factor, Space, keep_where, pull_scale
 from snarenet.repair.loop.steps import Pulled, Step
 from snarenet.repair.scale import positive
