@@ -53,6 +53,23 @@ def test_polished_results_have_rows_of_their_own(tmp_path: Path) -> None:
     assert found == [(plain, "1 %"), (f"{plain}; every result polished", "2 %")]
 
 
+def test_rows_outlive_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applications, "draw_power", lambda run: "")
+
+    def written(*runs: Run) -> dict[str, str]:
+        applications.write("acopf", runs, tmp_path / "docs")
+        rows = json.loads((tmp_path / "docs" / "data" / "acopf.json").read_text())["rows"]
+        return {row["what"].partition(",")[0]: row["mean gap"] for row in rows if row["who"] == "**snarenet**"}
+
+    small, large = (
+        run(tmp_path, "acopf", k, [1.0], case=case, instances=30) for k, case in enumerate(("14_ieee", "30_ieee"))
+    )
+    assert written(small) == {"14 buses": "1 %"}
+    assert written(large) == {"30 buses": "1 %", "14 buses": "1 %"}
+    again = run(tmp_path, "acopf", 2, [2.0], case="14_ieee", instances=30)
+    assert written(again) == {"30 buses": "1 %", "14 buses": "2 %"}
+
+
 def test_a_run_without_an_evaluation_is_named(tmp_path: Path) -> None:
     made = run(tmp_path, "mpc", 0, [1.0], horizon=4, instances=30)
     (made.path / "evaluation.json").unlink()

@@ -411,6 +411,18 @@ class TestReproduce:
         drawn = found[1].figures[0]["series"]  # of trajectories, which no row holds
         assert {"nominal", "SnareNet, parity", "DC3, best"} < {one["label"] for one in drawn}
 
+    def test_nor_are_their_runs_made_again(self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        shutil.copy(out / "nclp.json", tmp_path)
+        asked: list[str] = []
+        monkeypatch.setattr(
+            "snarenet_lab.experiments.reproduce.sweep", lambda jobs, *_, **__: asked.extend(j.name for j in jobs) or {}
+        )
+        reproduce(["nclp"], BRIEF, 2, tmp_path, engine="none", quiet=True)
+        assert asked == []
+        reproduce(["nclp"], BRIEF, 3, tmp_path, engine="none", quiet=True)
+        assert len(asked) == 5
+        assert all("seed789" in name for name in asked)
+
     def test_a_row_with_all_epochs_is_done(self, out: Path, tmp_path: Path) -> None:
         shutil.copy(out / "cbf.json", tmp_path)  # two tables with the same labels
         again = replace(BRIEF, parity={**BRIEF.parity, "lr": 1e-5})  # its command says how it was trained

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snarenet_lab.experiments.stored import better, with_stored, with_stored_figures
+from snarenet_lab.experiments.stored import better, held, with_stored, with_stored_figures
 from snarenet_lab.report.agreement import agreement
 from snarenet_lab.report.documents import remarks, write_results
 from snarenet_lab.report.provenance import notes_on, read_notes
@@ -51,6 +51,18 @@ class TestStored:
         assert [*better(replace(plain, seeds=(2, 3)), old).cells] == ["gap"]
         other = replace(old, command="--epochs 100 --width 8")  # another training
         assert better(new, other) == new
+
+    def test_another_training_takes_no_seeds_away(self) -> None:
+        old = replace(trained(100, {1: 2.0, 2: 4.0, 3: 5.0}), command="--epochs 100 --width 8")
+        assert better(trained(100, {4: 6.0}), old) == old
+        assert better(trained(100, {4: 6.0, 5: 7.0, 1: 8.0}), old).seeds == (4, 5, 1)
+
+    def test_what_a_row_holds_is_not_trained_again(self) -> None:
+        row = trained(100, {1: 2.0, 2: 4.0})
+        assert held(row, 100, "--epochs 100", (1, 2, 3)) == {1, 2}
+        assert held(row, 100, "--epochs 100 --width 8", (1, 2, 3)) == set()  # seeds of two trainings make no row
+        assert held(row, 100, "--epochs 100 --width 8", (1, 2)) == {1, 2}
+        assert held(row, 200, "--epochs 200", (1, 2)) == set()
 
     def test_tables(self) -> None:
         paper = Row("A", "paper", {"gap": Cell(1.0)})

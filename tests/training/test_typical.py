@@ -152,12 +152,11 @@ class TestTypical:
     def test_the_metric_is_that_of_most_samples(self) -> None:
         y = draw(32, 3)
         usual = y.std(0)
-        y[:2] *= 4
+        y[:2] *= 30
         y[2:, 2] = 0.5  # leaves its bound in two samples alone
         found = typical._usual(y)
         torch.testing.assert_close(found[:2], usual[:2], rtol=0.3, atol=0)
-        assert found[2] < 0.5 * usual[2]
-        assert (y[:2, 2] - 0.5).abs().max() < 25 * found[2]  # and these two are not out of reach
+        assert found[2] < 0.2 * usual[2]
         weights = typical._metric(y, Slope(lambda y, x: y.sum(1), y, y), torch.ones_like(found), 0.3)
         torch.testing.assert_close(weights / weights[0], (found[0] / found).square())
 

@@ -34,8 +34,8 @@ from snarenet_lab.experiments.qcqp import QCQPItem
 from snarenet_lab.experiments.rows import RowsItem
 from snarenet_lab.experiments.scaling import ScalingItem
 from snarenet_lab.experiments.soft import SoftItem
-from snarenet_lab.experiments.stored import with_stored, with_stored_figures
-from snarenet_lab.experiments.study import Study
+from snarenet_lab.experiments.stored import held, with_stored, with_stored_figures
+from snarenet_lab.experiments.study import Study, command
 from snarenet_lab.experiments.theory import TheoryItem
 from snarenet_lab.experiments.warmup import WarmupItem
 from snarenet_lab.report.documents import read_item, write_results
@@ -98,7 +98,7 @@ def reproduce(
     planned = {item.name: _jobs(item, studies[item.name]) for item in chosen}
     failures: dict[str, str] = {}
     if train:
-        every = {job.name: job for item in chosen if item.sweeps for job in planned[item.name]}
+        every = {job.name: job for item in chosen if item.sweeps for job in _lacking(item, studies[item.name])}
         how = {"device": device, "workers": jobs, "cluster": cluster, "stacked": stacked, "quiet": quiet}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepairWarning)  # the tables say how many instances failed
@@ -138,10 +138,36 @@ def _jobs(item: Item, study: Study) -> list[TrainingJob]:
     return list({job.name: job for entry in entries for job in entry.jobs}.values())
 
 
-def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[str, str]) -> Results:
+def _lacking(item: Item, study: Study) -> list[TrainingJob]:
+    """The runs that are to be made: those of rows that are not stored, or lack their seeds."""
+    stored, found = _stored(item, study), {}
+    rows = {} if stored is None else _by_label(stored.sheets)
+    for entry in item.entries(study.budget, study.seeds):
+        jobs, several = entry.jobs, rows.get((entry.label, entry.source))
+        known: set[int] = set()
+        if several:
+            seeds = [job.config.seed for job in jobs]
+            known = held(several.pop(0), jobs[0].config.epochs, command(jobs[0], entry.tol), seeds)
+        found |= {job.name: job for job in jobs if job.config.seed not in known}
+    return list(found.values())
+
+
+def _stored(item: Item, study: Study) -> Results | None:
+    """What is known from before, of the same problems."""
     stored = read_item(study.out, item.name)
-    if stored is not None and stored.origin.get("budget") != study.budget.name:
-        stored = None  # other problems
+    return None if stored is None or stored.origin.get("budget") != study.budget.name else stored
+
+
+def _by_label(sheets: Sequence[Sheet]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of one label and source: one a table, in the order of the entries."""
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for row in (row for sheet in sheets for row in sheet.rows):
+        rows.setdefault((row.label, row.source), []).append(row)
+    return rows
+
+
+def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[str, str]) -> Results:
+    stored = _stored(item, study)
     sheets = with_stored(item.sheets(study), stored)
     waiting = _waiting(item, study, sheets)
     names = {job.name for job in jobs}
@@ -167,10 +193,7 @@ def _results(item: Item, study: Study, jobs: list[TrainingJob], failures: dict[s
 
 def _waiting(item: Item, study: Study, sheets: Sequence[Sheet]) -> set[str]:
     """The names of the runs that are neither at hand nor in a row of as many epochs."""
-    rows: dict[tuple[str, str], list[Row]] = {}  # of one label and source: one a table, in the order of the entries
-    for row in (row for sheet in sheets for row in sheet.rows):
-        rows.setdefault((row.label, row.source), []).append(row)
-    found = set()
+    rows, found = _by_label(sheets), set()
     for entry in item.entries(study.budget, study.seeds):
         row = rows[entry.label, entry.source].pop(0)
         known = row.seeds if row.epochs >= entry.jobs[0].config.epochs else ()

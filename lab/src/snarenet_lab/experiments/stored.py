@@ -1,7 +1,7 @@
 """Rows outlive their runs: when results are written again, what ITEM.json holds stays unless there is better.
 
-Better is more epochs, or, of the same training, other seeds beside the old ones. Folders of runs are large and may go;
-the numbers of every seed are in ITEM.json. A row that must go is deleted there.
+Better is more epochs, or, of the same training, other seeds beside the old ones, or as many seeds of another. Folders
+of runs are large and may go; the numbers of every seed are in ITEM.json. A row that must go is deleted there.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ def with_stored(sheets: Sequence[Sheet], stored: Results | None) -> list[Sheet]:
 
 
 def better(new: Row, old: Row | None) -> Row:
-    """The row with more epochs; of the same training the seeds of both."""
+    """The row with more epochs; of the same training the seeds of both; of another the new one, if it lacks no seed."""
     if old is None or not old.cells:
         return new
     same = (new.command, new.epochs) == (old.command, old.epochs)
     if new.cells and same and _each_seed(new) and _each_seed(old):
         return _joined(new, old)
-    if new.cells and new.epochs >= old.epochs:
+    if new.cells and (new.epochs > old.epochs or (new.epochs == old.epochs and new.done >= old.done)):
         return new
     return replace(old, planned=max(new.planned, old.done), paper_epochs=new.paper_epochs)
+
+
+def held(row: Row, epochs: int, command: str, seeds: Sequence[int]) -> set[int]:
+    """The seeds of a training that a stored row makes needless: its own, or all, if it has them by whatever command."""
+    complete = row.epochs >= epochs and set(seeds) <= set(row.seeds)
+    return set(row.seeds) if complete or (row.command, row.epochs) == (command, epochs) else set()
 
 
 def _joined(new: Row, old: Row) -> Row:

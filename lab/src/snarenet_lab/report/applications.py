@@ -1,6 +1,7 @@
 """`python -m snarenet_lab.report.applications acopf|mpc RUN ... --docs docs`: runs beside what the field has published.
 
-Writes `data/NAME.json`, a row for each problem and length of training, the mean over its seeds, under the anchors; and
+Writes `data/NAME.json`, a row for each problem and length of training, the mean over its seeds, under the anchors. What
+is there already stays, unless there is a new row of the same problem: folders of runs are large and may go. And it
 draws `figures/NAME.svg` from the first run: a grid before and after the repair, or plans beside IPOPT's. Without a run
 there are the anchors alone, and what is drawn is the repair of a point that no network has learned.
 """
@@ -25,6 +26,7 @@ from snarenet.training import Run
 from snarenet_lab.files import write_text
 
 _KEYS = ("who", "what", "mean gap", "largest gap", "violation", "feasible", "time of an instance")
+_OURS, _POLISHED = "**snarenet**", "; every result polished"
 _PUBLISHED = "taken from its paper or result files"
 _MEASURED = "measured with its published code and weights"
 
@@ -72,9 +74,9 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}, {config.epochs} epochs of batches of {config.batch}"
     if all(run.metrics() for run in runs):
         seeds += f", {duration(float(np.median([_seconds(run) for run in runs])))} on {_device(runs[0])}"
-    polished = "; every result polished" if config.polish == "all" else ""
+    polished = _POLISHED if config.polish == "all" else ""
     cells = (
-        "**snarenet**",
+        _OURS,
         f"{_setting(runs[0])}; {seeds}{polished}",
         _percent(float(np.mean([np.nanmean(gap) for gap in gaps]))),
         _percent(float(np.max([np.nanmax(gap) for gap in gaps]))),
@@ -111,16 +113,31 @@ def _setting(run: Run) -> str:
 def write(name: str, runs: Sequence[Run], docs: Path) -> None:
     """The table's data and the figure."""
     anchors = [dict(zip(_KEYS, anchor, strict=True)) for anchor in ANCHORS[name]]
+    file, new = docs / "data" / f"{name}.json", rows(runs)
+    stored = json.loads(file.read_text())["rows"] if runs and file.exists() else []
+    done = {_problem(row) for row in (*anchors, *new)}
+    kept = [row for row in stored if row["who"] == _OURS and _problem(row) not in done]
     content = {
         "title": _TITLES[name],
         "command": f"python -m snarenet_lab.report.applications {name} RUN ...",
         "note": f"Rows of others: {_NOTES[name]}. Ours: runs of `snarenet train {name}`, test instances.",
         "columns": list(_KEYS),
-        "rows": anchors + rows(runs),
+        "rows": anchors + sorted(new + kept, key=_size, reverse=True),
     }
-    write_text(docs / "data" / f"{name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     draw = draw_power if name == "acopf" else draw_control
     write_text(docs / "figures" / f"{name}.svg", draw(runs[0] if runs else None))
+
+
+def _problem(row: dict[str, Any]) -> tuple[str, bool]:
+    """What a row is about: the problem, and whether every result was polished."""
+    what = row["what"]
+    return what.partition(";")[0], what.endswith(_POLISHED)
+
+
+def _size(row: dict[str, Any]) -> int:
+    """The number that its problem begins with."""
+    return int(row["what"].split()[0].replace(",", ""))
 
 
 @torch.no_grad()
