@@ -17,7 +17,7 @@ from snarenet import cli
 from snarenet.testing import autograd_jacobian, draw, textbook_repair
 from snarenet_lab import bench
 from snarenet_lab.bench import __main__ as without_tyro
-from snarenet_lab.bench import collection, common, damping, growth, matrix_free, robustness, scaling, settings
+from snarenet_lab.bench import collection, common, damping, growth, matrix_free, polish, robustness, scaling, settings
 from snarenet_lab.bench import repair as one_repair
 from snarenet_lab.bench.authors import repair_as_authors
 from snarenet_lab.starts import start
@@ -315,6 +315,22 @@ def test_damping(tmp_path: Path) -> None:
     assert row["steps in training"] > 1
     with pytest.raises(ValueError, match="`problem` must be one of nclp, qcqp, but got 'cbf'"):
         damping.measure(CPU, tmp_path, problem="cbf")
+
+
+def test_polish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("casadi")
+    case = {"unicycle 20": partial(sn.problems.load, "mpc", horizon=4)}
+    monkeypatch.setattr(polish, "CASES", case)
+    found = polish.measure(CPU, tmp_path, samples=8, repeats=1)
+    (row,) = found.records()
+    assert found.failure == ""
+    assert 0 <= row["mean gap"] < row["mean gap before"] / 10
+    assert row["in the set"] == 1
+    assert row["IPOPT / polish"] == pytest.approx(row["IPOPT ms"] / row["polish ms"])
+    monkeypatch.setattr(polish, "polish", lambda objective, constraints, y, x: y + 1)
+    assert "unicycle 20" in polish.measure(CPU, tmp_path, samples=8, repeats=1).failure
+    with pytest.raises(ValueError, match="`only` must be of unicycle 20, but got torus"):
+        polish.measure(CPU, tmp_path, only="torus")
 
 
 def test_settings(tmp_path: Path) -> None:

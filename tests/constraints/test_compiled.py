@@ -164,7 +164,7 @@ class TestGradients:
             rows = Rows()
             constraints = sn.Nonlinear(rows, rows=1, equals=1.0, compile=compile)
             y = draw(3)[0][:, :4].clone().requires_grad_()
-            sn.repair(constraints, y).value.sin().sum().backward()
+            sn.repair(constraints, y, start=None).value.sin().sum().backward()
             found.append((y.grad, rows.scale.grad))
         for mine, exact in zip(*found, strict=True):
             assert mine is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.constraints.maps import FunctionMap, Linearization, LinearMap, QuadraticMap, StackedMap
+from snarenet.constraints.maps import FunctionMap, Linearization, LinearMap, Map, QuadraticMap, StackedMap
 from snarenet.testing import draw
 
 
@@ -125,3 +128,40 @@ def test_a_factored_row_forms_no_matrix() -> None:
         y.square().sum().backward()
     assert F.grad is not None
     assert largest < batch * n * 10 < batch * n * n
+
+
+class TestCurvature:
+    """Products with the Hessian of <weights, g>, against a Hessian by torch."""
+
+    @staticmethod
+    def check(map: Map, y: Tensor, alone: Callable[[Tensor, int], Tensor]) -> None:
+        weights, v = draw(len(y), map.rows, seed=3), draw(*y.shape, seed=4)
+        product = map.curvature(y, weights)
+        assert product is not None
+        for k, found in enumerate(product(v)):
+            hessian = torch.func.hessian(lambda one, k=k: weights[k] @ alone(one, k))(y[k])
+            torch.testing.assert_close(found, hessian @ v[k], rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("sparsity", ["auto", None], ids=["a program", "autograd"])
+    def test_of_functions(self, sparsity: Literal["auto"] | None) -> None:
+        """On a pattern, with a compiler, by the program of the backward pass; else through a gradient that is kept."""
+        y, x = draw(5, 40), draw(5, 1, seed=1)
+
+        def fn(y: Tensor, x: Tensor) -> Tensor:
+            return y[:, 1:].sin() * y[:, :-1] + x * y[:, 1:].square()
+
+        instance = sn.Nonlinear(fn, 39, upper=1.0, sparsity=sparsity).at(y, x)
+        self.check(instance.map.parts[0], y, lambda one, k: fn(one.unsqueeze(0), x[k : k + 1])[0])
+
+    def test_of_quadratics(self) -> None:
+        y, H = draw(3, 4), draw(2, 4, 4, seed=2)
+        set = sn.Quadratic(H + H.mT, draw(2, 4, seed=5), upper=1.0)
+        self.check(set.at(y, None).map.parts[0], y, lambda one, k: torch.einsum("i,mij,j->m", one, H + H.mT, one))
+
+    def test_there_may_be_none(self) -> None:
+        y = draw(3, 20)
+        flat = sn.Nonlinear(lambda y, x: y[:, :2] + 1, 2, sparsity=None, upper=1.0).at(y, None).map.parts[0]
+        assert flat.curvature(y, draw(3, 2)) is None
+        nobody = sn.Nonlinear(lambda y, x: y.sin(), 20, upper=1.0).at(y[:0], None).map.parts[0]
+        product = nobody.curvature(y[:0], y[:0])
+        assert product is None or product(y[:0]).shape == (0, 20)

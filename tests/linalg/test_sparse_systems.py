@@ -327,6 +327,8 @@ class TestEstimate:
 
     def test_small_systems_are_dense(self) -> None:
         assert not normal(random_pattern(8, 10, 0.3, 1)).estimate.worthwhile
+        tall = normal(random_pattern(90, 20, 0.1, 1)).estimate
+        assert (tall.worthwhile, tall.worthwhile_for_rows) == (False, True)
         assert chain(100).estimate.worthwhile
 
     def test_a_chain_is_linear_in_its_length(self) -> None:

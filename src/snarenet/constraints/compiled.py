@@ -67,6 +67,10 @@ class Compiled:
             return "to be compiled" if self.ask is True or self._calls else ""
         return f"{'partly' if made else 'not'} compiled: {why}" if why else "compiled"
 
+    def meant_for(self, y: Tensor) -> bool:
+        """Are programs to be made for tensors like y, if not now, then after some calls?"""
+        return self.ask is True or (y.is_cuda and _has_triton())
+
     def value(self, fn: Fn, y: Tensor, x: Any) -> Tensor | None:
         """g(y): (B, rows). None, as from the other methods, where plain autograd is to compute it."""
         return self._run(_value, fn, (y, x))
@@ -129,9 +133,9 @@ class Compiled:
             return False  # a result has no graph
         if transformed() or is_in_torch_dispatch_mode():
             return False
+        if not self.meant_for(y):
+            return False
         if self.ask == "auto":
-            if not y.is_cuda or not _has_triton():
-                return False
             self._calls += 1
             if self._calls <= _PATIENCE and not _at_once:
                 return False

@@ -48,6 +48,7 @@ class Estimate:
         form: dual or primal.
         sparse: microseconds a sample on one core for a factor and a solve; infinite for a pattern that fills.
         dense: the same with a dense matrix of the smaller of both sizes.
+        dense_rows: the same with one of the rows.
         size: rows of the factored matrix.
         entries: of the factor, with padding.
         levels: of the elimination tree, 0 for a pattern that fills.
@@ -57,6 +58,7 @@ class Estimate:
     form: Form
     sparse: float
     dense: float
+    dense_rows: float
     size: int
     entries: int
     levels: int
@@ -66,6 +68,11 @@ class Estimate:
     def worthwhile(self) -> bool:
         """Is sparse faster?"""
         return self.sparse < self.dense
+
+    @property
+    def worthwhile_for_rows(self) -> bool:
+        """Is it faster than a dense matrix of all rows?"""
+        return self.sparse < self.dense_rows
 
 
 class SparseFactor(ABC):
@@ -171,8 +178,8 @@ class SparseNormal:
         """Sparse or dense?"""
         gram, full = self.gram, self.gram.full
         entries, levels = (gram.size**2, 0) if full else (gram.tree.entries, gram.tree.levels)
-        dense = dense_cost(min(self.shape), max(self.shape))
-        return Estimate(self.form, gram.cost, dense, gram.size, entries, levels, gram.rank)
+        dense = dense_cost(min(self.shape), max(self.shape)), dense_cost(*self.shape)
+        return Estimate(self.form, gram.cost, *dense, gram.size, entries, levels, gram.rank)
 
     @property
     def exact(self) -> SparseNormal | None:

@@ -59,7 +59,7 @@ def descend(
         steps: the most of them.
     """
     instance = constraints.at(start, x)
-    systems, slope = sparse_systems(instance), Slope(objective, start, x)
+    systems, slope = sparse_systems(instance, of_rows=True), Slope(objective, start, x)
     size = (slope.value * units).norm(dim=1).nanmean()
     work = steps * len(start) * instance.map.rows**2 * (instance.map.rows / 3 + start.shape[1])
     if not size > 0 or not differentiable(instance.map, start[:1]) or (work > _WORK and systems is None):

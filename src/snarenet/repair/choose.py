@@ -164,9 +164,9 @@ def _forms(options: Options, kept: int, constant: bool, damping: float, y: Tenso
     return (True, False) if cheaper and damping >= eps**_LOSS else (False,)
 
 
-def sparse_systems(instance: Instance) -> Systems | None:
-    """The systems on the pattern of the rows beside a box; None where dense ones are faster."""
-    if _density(instance) is not None:
+def sparse_systems(instance: Instance, of_rows: bool = False) -> Systems | None:
+    """The systems on the pattern of the rows beside a box; None where dense ones are faster, `of_rows` or any."""
+    if _density(instance, of_rows) is not None:
         return None
     return kernel_systems if launching.supported(instance.lower) else sparse_normal
 
@@ -176,8 +176,12 @@ def sparse_suits(instance: Instance) -> bool:
     return _density(instance) is None
 
 
-def _density(instance: Instance) -> str | None:
-    """Why systems are dense; None where those on the pattern of the rows beside a box are faster."""
+def _density(instance: Instance, of_rows: bool = False) -> str | None:
+    """Why systems are dense; None where those on the pattern of the rows beside a box are faster.
+
+    A dense system of a repair is as large as there are rows or variables, whichever are fewer; one `of_rows` has them
+    all, as those of interior-point steps do.
+    """
     parts = instance.map.parts
     rows = _beside_a_box(parts)
     if torch.compiler.is_compiling():
@@ -188,7 +192,7 @@ def _density(instance: Instance) -> str | None:
     if pattern is None:
         return "some rows have no known pattern"
     normal = sparse_normal(pattern)
-    if not normal.estimate.worthwhile:
+    if not (normal.estimate.worthwhile_for_rows if of_rows else normal.estimate.worthwhile):
         return "a sparse factor would take longer"
     if normal.gram.rank and launching.supported(instance.lower):
         return "the kernels for sparse factors cannot set rows or columns apart that touch nearly everything"

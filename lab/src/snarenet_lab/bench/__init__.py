@@ -31,6 +31,7 @@ ITEMS = (
     "matrix_free",
     "general",
     "nearest",
+    "polish",
     "forecast",
     "portfolio",
 )

@@ -277,8 +277,8 @@ def _results(folder: Path, item: str) -> Results:
 
 _STORED = (
     "ablation-h200", "acopf", "bench-damping-cpu", "bench-forecast-cpu", "bench-growth-h200", "bench-matrix-free-cpu",
-    "bench-nearest-cpu", "bench-parallel-cpu", "bench-portfolio-cpu", "bench-portfolio-h200", "bench-race",
-    "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-nclp",
+    "bench-nearest-cpu", "bench-parallel-cpu", "bench-polish-cpu", "bench-portfolio-cpu", "bench-portfolio-h200",
+    "bench-race", "bench-repair-cpu", "bench-repair-h200", "bench-robustness-cpu", "bench-settings-cpu", "compare-nclp",
     "compare-qcqp", "matrix-free-starts-cpu", "methods", "mpc", "training-steps-h200",
 )  # fmt: skip
 _COMPARED = ("acopf", "forecast", "mpc", "portfolio")

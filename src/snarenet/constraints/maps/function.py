@@ -183,8 +183,8 @@ class FunctionMap(Map):
         return _Compressed(self, y) if self.compressed(look=False) else _ByAutograd(self, y)
 
     def curvature(self, y: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor] | None:
-        program = self.compiled is not None or (self.compressed(look=False) and self._recorded(y) is not None)
-        if not program or not len(y):
+        compiled = self.compiled is not None and self.compiled.meant_for(y)
+        if not len(y) or not (compiled or (self.compressed(look=False) and self._recorded(y) is not None)):
             return super().curvature(y, weights)
         nothing = torch.zeros_like(weights)
 
