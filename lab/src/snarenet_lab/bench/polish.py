@@ -49,7 +49,7 @@ def measure(
 
     Args:
         device: where samples are polished; IPOPT runs on the CPU.
-        out: not used: references are kept as always.
+        out: what IPOPT found is kept in polish-ipopt there.
         only: names in `CASES`, one or several; all unless given.
         samples: of each problem.
         repeats: passes on the clock.
@@ -59,7 +59,8 @@ def measure(
         raise ValueError(f"`only` must be of {', '.join(CASES)}, but got {', '.join(unknown)}")
     rows = []
     for name in names:
-        rows.append(_row(name, CASES[name](instances=_INSTANCES * samples), samples, repeats, device))
+        problem = CASES[name](instances=_INSTANCES * samples)
+        rows.append(_row(name, problem, samples, repeats, device, out / "polish-ipopt"))
         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     title = "Results some tenths of a per cent off the optimum, polished"
     table = Benchmark(title, COLUMNS, rows, command_line("polish", device), hardware(device))
@@ -68,9 +69,9 @@ def measure(
 
 
 @torch.no_grad()
-def _row(name: str, problem: Problem, samples: int, repeats: int, device: torch.device) -> list[Any]:
+def _row(name: str, problem: Problem, samples: int, repeats: int, device: torch.device, kept: Path) -> list[Any]:
     x = problem.split("train")[:samples]
-    best = solve(problem, x, workers=1)
+    best = solve(problem, x, workers=1, cache=kept)
     x, y, optimum = (tensor[best.ok] for tensor in (x, best.value, best.objective))
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     prediction = y + _NOISE * y.std(0) * noise

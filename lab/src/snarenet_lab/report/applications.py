@@ -115,7 +115,7 @@ def write(name: str, runs: Sequence[Run], docs: Path) -> None:
     anchors = [dict(zip(_KEYS, anchor, strict=True)) for anchor in ANCHORS[name]]
     file, new = docs / "data" / f"{name}.json", rows(runs)
     stored = json.loads(file.read_text())["rows"] if runs and file.exists() else []
-    done = {_problem(row) for row in (*anchors, *new)}
+    done = {_problem(row) for row in new}
     kept = [row for row in stored if row["who"] == _OURS and _problem(row) not in done]
     content = {
         "title": _TITLES[name],
