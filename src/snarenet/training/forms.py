@@ -15,7 +15,7 @@ from snarenet.training.best import Score
 from snarenet.training.folder import brief
 
 _NUMBERS = {"": float}
-PROBLEM = {"name": str, "sizes": {}, "fingerprint": str}
+PROBLEM = {"name": str, "sizes": {}, "fingerprint": str, "data": {"": _NUMBERS}}
 SCORE = {name: float if name == "objective" else int for name in Score._fields}
 KEPT = {"epoch": int, "last": int, "best": SCORE}
 SUMMARY = {

@@ -10,6 +10,7 @@ import json
 import platform
 import subprocess
 import time
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from snarenet.training.config import TrainConfig
 from snarenet.training.folder import Folder, RunError, words
 from snarenet.training.forms import misfit
 from snarenet.training.parts.schedule import Keep
+from snarenet.training.sketch import Sketch, differences, exact, sketch
 from snarenet.training.typical import Found
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
 _CHECKPOINT, _MODEL = "checkpoint.safetensors", "model.safetensors"
 _STEP = "layer.step"  # of the tensors: the factor of a step down the objective, if the layer takes one
+_NAMED = 3  # tensors, where many differ
 _EVALUATION, _INSTANCES, _REPORT = "evaluation.json", "evaluation.npz", "report.html"
 FILES = {
     _CONFIG: "problem and configuration",
@@ -53,19 +56,31 @@ class Run(Folder):
         config: its configuration.
         problem_name: the name of its problem; "" for a user's own.
         sizes: arguments of the problem.
-        fingerprint: a hash of the problem's data.
+        fingerprint: a hash of what follows; of a run of the first versions, one of all bytes of the problem's data.
+        data: what was noted of the problem's data; None of a run of the first versions.
     """
 
-    def __init__(self, path: Path, config: TrainConfig, problem_name: str, sizes: dict[str, Any], fingerprint: str):
+    def __init__(
+        self,
+        path: Path,
+        config: TrainConfig,
+        problem_name: str,
+        sizes: dict[str, Any],
+        fingerprint: str,
+        data: Sketch | None,
+    ) -> None:
         super().__init__(path)
-        self.config, self.problem_name, self.sizes, self.fingerprint = config, problem_name, sizes, fingerprint
+        self.config, self.problem_name, self.sizes = config, problem_name, sizes
+        self.fingerprint, self.data = fingerprint, data
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, problem: Problem) -> Run:
         """A new folder for a run of `config` on `problem`."""
         path = Path(path)
         cls.check_new(path)
-        run = cls(path, config, problem.name, dict(problem.sizes), fingerprint(problem))
+        data = sketch(problem)
+        fingerprint = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+        run = cls(path, config, problem.name, dict(problem.sizes), fingerprint, data)
         cls.make_folder(path)
         run.write_config()
         run.write_json(_ENVIRONMENT, environment(problem.inputs.device))
@@ -99,7 +114,7 @@ class Run(Folder):
             name, sizes, fingerprint = problem["name"], problem["sizes"], problem.get("fingerprint", "")
             if None in (name, sizes, fingerprint):
                 raise TypeError("a part of 'problem' is null")
-            return cls(path, config, name, sizes, fingerprint)
+            return cls(path, config, name, sizes, fingerprint, problem.get("data"))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path / _CONFIG} is damaged or was not written by this version of snarenet: {words(error)}"
@@ -155,8 +170,9 @@ class Run(Folder):
 
         Only what does not change the epochs already done may differ.
         """
-        if self.fingerprint != fingerprint(problem):
-            raise RunError(f"{self.path} is a run of another problem ({self.problem_name or 'your own'})")
+        if names := self.differing(problem):
+            name = self.problem_name or "your own"
+            raise RunError(f"{self.path} is a run of another problem ({name}): {_list(names)}")
         mine, given = self.config.to_dict(), config.to_dict()
         free = {"validate_every", "checkpoint_seconds", "keep"}
         if config.schedule == "constant" and config.warmup == 0:
@@ -172,6 +188,7 @@ class Run(Folder):
     def write_config(self) -> None:
         """Note down problem and configuration."""
         problem = {"name": self.problem_name, "sizes": self.sizes, "fingerprint": self.fingerprint}
+        problem |= {} if self.data is None else {"data": self.data}
         self.write_json(_CONFIG, {"problem": problem, "config": self.config.to_dict()})
 
     def make_problem(self) -> Problem:
@@ -186,9 +203,27 @@ class Run(Folder):
         if not self.problem_name:
             raise RunError(f"{self.path} is a run of a problem of your own: pass it as `problem`")
         problem = self.make_problem()
-        if fingerprint(problem) != self.fingerprint:
-            raise RunError(f"{self.path}: the data of {self.problem_name!r} are not the same as when it was trained")
+        if names := self.differing(problem):
+            raise RunError(
+                f"{self.path}: the data of {self.problem_name!r} are not the same as when it was trained: "
+                + _list(names)
+            )
         return problem
+
+    def differing(self, problem: Problem) -> list[str]:
+        """What of a problem's data is not as it was in training, but for rounding."""
+        if self.data is not None:
+            return differences(self.data, sketch(problem))
+        if self.fingerprint == exact(problem):
+            return []
+        if not self.problem_name or self.problem_name != problem.name or self.sizes != dict(problem.sizes):
+            return ["all of it"]
+        warnings.warn(
+            f"{self.path} was written by a first version of snarenet, which noted the data of {problem.name!r} to the "
+            "last digit; these differ, as they do on another machine",
+            stacklevel=2,
+        )
+        return []
 
     def load_model(
         self, problem: Problem | None = None, net: torch.nn.Module | None = None, keep: Keep | None = None
@@ -344,18 +379,14 @@ def load_model(
     return Run.open(run).load_model(problem, net, keep)
 
 
+def _list(names: list[str]) -> str:
+    """Which data differ, in words."""
+    return "other numbers in " + ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
 def default_folder(problem: Problem) -> Path:
     """Where a run goes that was given no folder."""
     return Path("runs") / f"{problem.name or 'own'}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def fingerprint(problem: Problem) -> str:
-    """A hash of the problem's data: every tensor in it."""
-    digest = hashlib.sha256(type(problem).__name__.encode())
-    for name, tensor in sorted(problem.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def environment(device: torch.device) -> dict[str, str]:
