@@ -28,7 +28,7 @@ from snarenet.training.config import TrainConfig
 from snarenet.training.folder import Folder, RunError, words
 from snarenet.training.forms import misfit
 from snarenet.training.parts.schedule import Keep
-from snarenet.training.sketch import Sketch, differences, exact, sketch
+from snarenet.training.sketch import Sketch, differences, exact, sketch, whole
 from snarenet.training.typical import Found
 
 _CONFIG, _ENVIRONMENT, _METRICS = "config.json", "environment.json", "metrics.jsonl"
@@ -112,9 +112,10 @@ class Run(Folder):
             if said := misfit(problem, forms.PROBLEM, "'problem'"):
                 raise TypeError(said)
             name, sizes, fingerprint = problem["name"], problem["sizes"], problem.get("fingerprint", "")
-            if None in (name, sizes, fingerprint):
-                raise TypeError("a part of 'problem' is null")
-            return cls(path, config, name, sizes, fingerprint, problem.get("data"))
+            data = problem.get("data", {})
+            if None in (name, sizes, fingerprint, data) or not whole(data):
+                raise TypeError("a part of 'problem' is missing or null")
+            return cls(path, config, name, sizes, fingerprint, data or None)
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path / _CONFIG} is damaged or was not written by this version of snarenet: {words(error)}"

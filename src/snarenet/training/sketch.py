@@ -16,16 +16,22 @@ from torch import Tensor
 from snarenet.problems import Problem
 
 Sketch: TypeAlias = dict[str, dict[str, float]]
+_NUMBERS = {"entries", "largest", "product", "infinite", "rounding"}
 _LEAST = 1e-12  # rounding of sums of whole numbers, of the largest entry
 _STRIDE, _PERIOD = 2654435761, 2**32  # 2^32 divided by the golden ratio: multiples of it are spread evenly
 
 
 def sketch(problem: Problem) -> Sketch:
     """A few numbers of every tensor of the problem's data."""
-    return {name: _numbers(tensor) for name, tensor in problem.state_dict().items()}
+    return {name: _of(tensor) for name, tensor in problem.state_dict().items()}
 
 
-def differences(noted: Mapping[str, Mapping[str, float]], found: Mapping[str, Mapping[str, float]]) -> list[str]:
+def whole(noted: Mapping[str, Mapping[str, float | None] | None]) -> bool:
+    """Has a sketch that was read from a file every number of every tensor?"""
+    return all(numbers and numbers.keys() == _NUMBERS and None not in numbers.values() for numbers in noted.values())
+
+
+def differences(noted: Sketch, found: Sketch) -> list[str]:
     """The names of the tensors that differ by more than rounding, or are in one of both alone."""
     names = dict.fromkeys([*noted, *found])
     return [name for name in names if name not in noted or name not in found or not _same(noted[name], found[name])]
@@ -40,9 +46,8 @@ def exact(problem: Problem) -> str:
     return digest.hexdigest()[:16]
 
 
-def _numbers(tensor: Tensor) -> dict[str, float]:
-    """How many entries there are, the largest, two products with a fixed sequence, which see their order, and how much
-    of the largest entry is rounding."""
+def _of(tensor: Tensor) -> dict[str, float]:
+    """Entries, the largest, two products with a fixed sequence, which see their order, and the share of rounding."""
     tensor = tensor.detach().cpu()
     rounding = torch.finfo(tensor.dtype).eps ** 0.5 if tensor.is_floating_point() or tensor.is_complex() else _LEAST
     entries = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().reshape(-1)
@@ -62,7 +67,7 @@ def _numbers(tensor: Tensor) -> dict[str, float]:
 
 
 def _same(noted: Mapping[str, float], found: Mapping[str, float]) -> bool:
-    if noted.keys() != found.keys() or None in noted.values() or noted["entries"] != found["entries"]:
+    if noted["entries"] != found["entries"]:
         return False
     room = max(noted["rounding"], found["rounding"])
     rooms = {
