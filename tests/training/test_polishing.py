@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.layers.base import Polish
 from snarenet.training import Run, evaluate
 
 
@@ -63,9 +64,13 @@ def test_a_loaded_layer_knows_the_typical_point(tmp_path: Path) -> None:
     assert config(standardise=False).build(problem).layer.typical is None
 
 
-def test_evaluations_polish_and_validations_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("polish", "validated"), [("all", "rescued"), ("rescued", "rescued"), ("none", "none")])
+def test_weights_are_chosen_by_what_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polish: Polish, validated: Polish
+) -> None:
+    """But for samples that are polished though they needed no rescue: there the network hardly matters."""
     seen: list[str] = []
-    problem, model = Ring(), config(polish="all").build(Ring())
+    problem, model = Ring(), config(polish=polish).build(Ring())
     run = problem.run
 
     def noted(model: Any, x: Tensor, relax: Any = None) -> Any:
@@ -73,9 +78,21 @@ def test_evaluations_polish_and_validations_do_not(tmp_path: Path, monkeypatch: 
         return run(model, x, relax)
 
     monkeypatch.setattr(problem, "run", noted)
-    sn.Trainer(config(polish="all"), tmp_path, quiet=True).fit(model, problem)
-    assert set(seen) == {"training", "none"}
-    seen.clear()
+    sn.Trainer(config(polish=polish), tmp_path, quiet=True).fit(model, problem)
+    assert set(seen) == {"training", validated}
+    assert model.layer.polishes == polish
+
+
+def test_an_evaluation_polishes() -> None:
+    problem, model = Ring(), config(polish="all").build(Ring())
+    seen: list[str] = []
+    run = problem.run
+
+    def noted(model: Any, x: Tensor, relax: Any = None) -> Any:
+        seen.append(model.layer.polishes)
+        return run(model, x, relax)
+
+    problem.run = noted
     plain, polished = (evaluate(model, problem, polish=polish, timed=False).summary for polish in ("none", None))
     assert seen == ["none", "all"]
     assert model.layer.polishes == "all"

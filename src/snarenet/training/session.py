@@ -142,9 +142,11 @@ class Session:
 
     def _validate(self, member: Member, reference: Tensor | None) -> dict[str, Any]:
         """What the validation adds to the metrics of an epoch; the weights are kept if they are the best so far."""
-        how = {"timed": False, "polish": "none"}  # what the network and its repair achieve is what is chosen by
-        found = evaluate(member.evaluated, self.problem, "valid", reference=reference, **how).summary
-        member.best.offer(Score.of(self.epoch, found), member.evaluated)
+        model = member.evaluated
+        # weights are chosen by what is returned, but if all of it is polished, one network is as good as another
+        polish = "none" if model.layer.polishes == "none" else "rescued"
+        found = evaluate(model, self.problem, "valid", reference=reference, timed=False, polish=polish).summary
+        member.best.offer(Score.of(self.epoch, found), model)
         score = member.best.score
         self._warn_of_stuck(found)
         return {"valid": found} | ({} if score is None else {"best": score.epoch})
