@@ -75,7 +75,21 @@ class TestSketch:
         family = problem()
         name = name_of(family, "upper")
         change(family.state_dict()[name])
-        assert differences(sketch(problem()), sketch(family)) == [name]
+        assert differences(sketch(problem()), sketch(family)) == [f"NCLP.{name}"]
+
+    def test_every_entry_counts(self) -> None:
+        family, before = problem(), sketch(problem())
+        for entry in family.inputs.view(-1):
+            entry += 1e-4
+            assert differences(before, sketch(family)) == ["NCLP.inputs"]
+            entry -= 1e-4
+        assert not differences(before, sketch(family))
+
+    def test_another_class_is_another_problem(self) -> None:
+        """Its objective may be another, though its tensors are the same."""
+        family = problem()
+        family.__class__ = type("Mine", (type(family),), {})
+        assert "Mine.inputs" in differences(sketch(problem()), sketch(family))
 
     def test_infinite_entries_know_their_places_and_signs(self) -> None:
         def bounds(*entries: float) -> Problem:
@@ -85,13 +99,13 @@ class TestSketch:
 
         one = sketch(bounds(torch.inf, 1.0, -torch.inf))
         assert not differences(one, sketch(bounds(torch.inf, 1.0, -torch.inf)))
-        assert differences(one, sketch(bounds(-torch.inf, 1.0, torch.inf))) == ["bounds"]
+        assert differences(one, sketch(bounds(-torch.inf, 1.0, torch.inf))) == ["NCLP.bounds"]
 
     def test_tensors_that_one_has_alone(self) -> None:
         family = problem()
         family.register_buffer("more", torch.ones(3, dtype=torch.int64))
-        assert differences(sketch(problem()), sketch(family)) == ["more"]
-        assert differences(sketch(family), sketch(problem())) == ["more"]
+        assert differences(sketch(problem()), sketch(family)) == ["NCLP.more"]
+        assert differences(sketch(family), sketch(problem())) == ["NCLP.more"]
 
     @pytest.mark.parametrize(
         "tensor", [torch.zeros(0), torch.zeros(3), torch.ones(2, dtype=torch.complex128), torch.tensor([True, False])]
@@ -102,7 +116,7 @@ class TestSketch:
         other.register_buffer("more", tensor.clone())
         assert not differences(sketch(family), sketch(other))
         other.more = torch.cat([tensor, tensor.new_ones(1)])
-        assert differences(sketch(family), sketch(other)) == ["more"]
+        assert differences(sketch(family), sketch(other)) == ["NCLP.more"]
 
 
 class TestRuns:
@@ -117,9 +131,9 @@ class TestRuns:
     def test_other_data_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fit(tmp_path, problem())
         monkeypatch.setattr(runs, "load", lambda *args, **sizes: problem(seed=1))
-        with pytest.raises(sn.RunError, match=r"'nclp' are not the same .*: other numbers in inputs, .*, \.\.\."):
+        with pytest.raises(sn.RunError, match=r"'nclp' are not the same .*: other numbers in NCLP.inputs, .*, \.\.\."):
             sn.load_model(tmp_path)
-        with pytest.raises(sn.RunError, match=r"another problem \(nclp\): other numbers in inputs, "):
+        with pytest.raises(sn.RunError, match=r"another problem \(nclp\): other numbers in NCLP.inputs, "):
             fit(tmp_path, problem(seed=1), 2, resume=tmp_path)
 
 

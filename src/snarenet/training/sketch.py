@@ -22,8 +22,8 @@ _STRIDE, _PERIOD = 2654435761, 2**32  # 2^32 divided by the golden ratio: multip
 
 
 def sketch(problem: Problem) -> Sketch:
-    """A few numbers of every tensor of the problem's data."""
-    return {name: _of(tensor) for name, tensor in problem.state_dict().items()}
+    """A few numbers of every tensor of the problem's data, by its name behind that of the problem's class."""
+    return {f"{type(problem).__name__}.{name}": _of(tensor) for name, tensor in problem.state_dict().items()}
 
 
 def whole(noted: Mapping[str, Mapping[str, float | None] | None]) -> bool:
@@ -52,7 +52,7 @@ def _of(tensor: Tensor) -> dict[str, float]:
     rounding = torch.finfo(tensor.dtype).eps ** 0.5 if tensor.is_floating_point() or tensor.is_complex() else _LEAST
     entries = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().reshape(-1)
     places = torch.arange(1, len(entries) + 1)
-    sequence = (places * _STRIDE % _PERIOD).double() / _PERIOD - 0.5
+    sequence = (places * _STRIDE % _PERIOD).double() / _PERIOD + 0.5  # none is next to 0
     finite = entries.isfinite()
     kept = torch.where(finite, entries, 0.0)
     kinds = torch.where(finite, 0.0, torch.where(entries.isnan(), 2.0, entries.sign()))
