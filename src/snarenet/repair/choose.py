@@ -136,7 +136,8 @@ def _kernels(
             lambda primal=primal: packing.pack("curved", others, spectrum, y, others.rows, primal),
         )
         if packed is not None:
-            return CurvedKernels(packed, options.rows != "all", damping, options.tol, options.max_steps)
+            room = options.room(y.device)
+            return CurvedKernels(packed, options.rows != "all", damping, options.tol, options.max_steps, room)
     return None
 
 

@@ -19,6 +19,7 @@ from snarenet.damping import as_damping
 from snarenet.linalg import Spectrum
 from snarenet.repair import scale
 from snarenet.repair.choose import choose
+from snarenet.repair.engine import Batch
 from snarenet.repair.gpu import blocks, curved, launching, nvrtc
 from snarenet.repair.gpu import rows as packing
 from snarenet.repair.options import Options
@@ -228,6 +229,12 @@ class TestCurved:
         solution = assert_agree(monkeypatch, curved_set, device, bad=True)
         assert solution.status[[3, 5]].tolist() == [int(sn.Status.NONFINITE)] * 2
 
+    @pytest.mark.parametrize("rows", ["active", "all"])
+    def test_without_factors(self, monkeypatch, device: str, rows: str) -> None:
+        """A way back that makes the systems again."""
+        options = {"rows": rows, "store_factors": False, "max_steps": 12, "tol": 1e-8 if rows == "active" else 0.0}
+        assert assert_agree(monkeypatch, curved_set, device, 1e-8, **options).steps.max() > 3
+
     def test_relaxed(self, monkeypatch, device: str) -> None:
         solution = assert_agree(monkeypatch, lambda: curved_set(4), device, relax=0.2)  # no equality to eliminate
         assert solution.converged.all()
@@ -328,9 +335,24 @@ class TestPrimal:
         solution = assert_agree(monkeypatch, build, device, 1e-8, damping=damping, max_steps=60)
         assert bool((solution.steps > 3).any())
 
-    def test_stages(self, monkeypatch, device: str) -> None:
+    @pytest.mark.parametrize("store", [True, False])
+    def test_stages(self, monkeypatch, device: str, store: bool) -> None:
         monkeypatch.setattr(curved, "_STAGE", 4)
+        options = {"damping": sn.Annealed(floor=1e-6), "store_factors": store}
+        assert assert_agree(monkeypatch, crowded, device, **options).steps.max() > 8
+
+    def test_room_for_the_factors_of_one_stage(self, monkeypatch, device: str) -> None:
+        """Those of the others are made again."""
+        stage, factor = 4, 10 * 13 // 2 * 8  # steps; bytes
+        monkeypatch.setattr(curved, "_STAGE", stage)
+        monkeypatch.setattr(Options, "room", lambda self, device: 1.5 * stage * BATCH * factor)
         assert assert_agree(monkeypatch, crowded, device, damping=sn.Annealed(floor=1e-6)).steps.max() > 8
+        constraints = crowded().to(device)
+        y, x = draw(BATCH, 10).to(device).requires_grad_(), draw(BATCH, 4).to(device)
+        with monkeypatch.context() as patch:
+            use_kernels(patch, device)
+            tape = tape_of(constraints, y, x, Options(as_damping(sn.Annealed(floor=1e-6))))
+        assert [len(one.factors) for one in tape.stages][:2] == [stage, 0]
 
     def test_non_finite_predictions(self, monkeypatch, device: str) -> None:
         solution = assert_agree(monkeypatch, crowded, device, bad=True, damping=sn.Annealed(floor=1e-6))
@@ -393,6 +415,15 @@ class TestPrimal:
             found = packing.longest(J, spectrum, corner)
             rows = torch.cat([J.jacobian(corner)[0], length * A])
             assert found == pytest.approx(float(rows.square().sum(1).max()))
+
+
+def tape_of(constraints: sn.Constraints, y: Tensor, x: Tensor, options: Options) -> curved.CurvedTape:
+    """What the kernels write down."""
+    choice = choose(options, constraints.memo, constraints.at(y, x), y)
+    finite = torch.ones(len(y), dtype=torch.bool, device=y.device)
+    _, tape = choice.engine.run(Batch(y.detach(), choice.lower, choice.upper, finite), True)
+    assert isinstance(tape, curved.CurvedTape)
+    return tape
 
 
 def chosen(build: Build, device: str, rows: str, damping: object) -> bool | None:

@@ -10,7 +10,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     real* value, const real* lowers, const real* uppers, real* scales, const bool* finite, const real* levels,
     int count_levels, int begin, int end, double tol, double finest, double still,
-    long long* status, long long* steps, int* moves, real* trail_y, real* records, signed char* codes, int taping) {
+    long long* status, long long* steps, int* moves, real* trail_y, real* records, signed char* codes, int taping,
+    real* factors, int keeping) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
   Work s(memory, rows, m);
@@ -54,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
       EACH(i, 0, n) trail_y[at * n + i] = s.y[i];
       EACH(i, 0, m) records[at * m + i] = record[i];
       EACH(j, 0, all) codes[at * all + j] = code_of(s.r[j], lower[j], upper[j]);
+      if (keeping) keep(s, PRIMAL ? n : count, factors + at * kept(PRIMAL ? n : m));
     }
     taken++;
     if (sound) {
@@ -80,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     const real* constants, int n, int m, int e, int rank, int active, int relative,
     const real* last, const real* scales, const real* levels, int count_levels, int begin, int end, const int* moves,
     const real* trail_y, const real* records, const signed char* codes,
-    real* cotangent, real* to_scale, real* to_lower, real* to_upper, int bounds) {
+    real* cotangent, real* to_scale, real* to_lower, real* to_upper, int bounds, const real* factors, int keeping) {
   SHARED_MEMORY(memory);
   Rows rows(constants, n, m, e, rank);
   Work s(memory, rows, m);
@@ -104,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     EACH(i, 0, n) s.y[i] = trail_y[at * n + i];
     EACH(i, 0, m) s.w[i] = records[at * m + i];
     int count = gather(rows, s, [&](int i) { return !active || code[e + i] != 0; });
-    Adjoint found = adjoint(rows, s, count, damping, v, following, q);
+    const real* factor = keeping ? factors + at * kept(PRIMAL ? n : m) : nullptr;
+    Adjoint found = adjoint(rows, s, count, damping, v, following, q, factor);
     const real *p = found.p, *straight = found.e, *y = s.y;
     EACH(j, 0, e) if (!code[j]) q[j] = 0;
     EACH(i, 0, count) q[e + i] = code[e + s.list[i]] ? p[i] : (real)0;

@@ -10,8 +10,8 @@ $$ y \leftarrow y - d, \qquad (\lambda_k I + A^\top S^{-1} A + J^\top D^{-1} J)\
 
 where A are the constant rows: `dual.cuh` and `primal.cuh` have a step and its adjoint by these systems. One block of
 threads takes all steps of one sample: it keeps the matrix and what that is made of in shared memory, factors and solves
-there, and stops by itself. Nobody waits for the host, and no matrix per sample is stored: on the way back a block makes
-its matrices again from the positions that it wrote down.
+there, and stops by itself. Nobody waits for the host. On the way back a block has its factors, as far as there was room
+to keep them, and makes the others again from the positions that it wrote down.
 
 What they compute is what the plain loop computes in `OutputSpace`.
 """
@@ -42,11 +42,16 @@ class CurvedKernels(Engine):
         damping: the rule of the damping, one that does not search.
         tol: the tolerance.
         max_steps: limit on steps.
+        room: bytes that may be spent on factors for the backward pass.
     """
 
-    def __init__(self, rows: PackedRows, active: bool, damping: Damping, tol: float, max_steps: int) -> None:
+    def __init__(
+        self, rows: PackedRows, active: bool, damping: Damping, tol: float, max_steps: int, room: float
+    ) -> None:
         self.rows, self.active, self.relative = rows, active, damping.relative
-        self.tol, self.max_steps = tol, max_steps
+        self.tol, self.max_steps, self.room = tol, max_steps, room
+        order = rows.size if rows.primal else rows.kept
+        self.factor = order * (order + 3) // 2  # numbers of a factor: `kept` in rows.cuh
         dtype, device = rows.constants.dtype, rows.constants.device
         self.levels = launching.constants(schedule(damping, max_steps), dtype, device)
         # the least length of a row that counts in comparing with the tolerance; 0: lengths do not count
@@ -59,6 +64,7 @@ class CurvedKernels(Engine):
         status, steps = (torch.empty(size, dtype=torch.int64, device=y.device) for _ in range(2))
         moves, scale = torch.empty(size, dtype=torch.int32, device=y.device), y.new_empty(size, rows.kept)
         stages: list[_Stage] = []
+        room = self.room
         for begin in range(0, max(self.max_steps, 1), _STAGE):
             if begin and not tracing() and not bool((status == GOING).any()):
                 break
@@ -66,13 +72,17 @@ class CurvedKernels(Engine):
             count = end - begin if taped else 0
             trail, records = (y.new_empty(count, size, width) for width in (rows.size, rows.kept))
             codes = torch.empty(count, size, rows.eliminated + rows.kept, dtype=torch.int8, device=y.device)
+            nbytes = count * size * self.factor * y.element_size()
+            factors = y.new_empty(count, size, self.factor) if nbytes <= room else y.new_empty(0)
+            room -= factors.numel() * factors.element_size()
             self.launch(
                 "forward", value,
                 lower, upper, scale, batch.finite, self.levels, len(self.levels), begin, end, float(self.tol),
                 self.shortest, negligible(y.dtype), status, steps, moves, trail, records, codes, int(taped),
+                factors, int(len(factors) > 0),
             )  # fmt: skip
             if taped:
-                stages.append(_Stage(begin, end, trail, records, codes, value.clone()))
+                stages.append(_Stage(begin, end, trail, records, codes, factors, value.clone()))
         tape = CurvedTape(self, stages, moves, scale, batch.learns_bounds) if taped else None
         return Outcome(value, status, steps), tape
 
@@ -84,6 +94,7 @@ class CurvedKernels(Engine):
         what = f"; {rows.eliminated:,} constant rows {done}" if rows.eliminated else ""
         system = f"dense Cholesky factors in shared memory, {order:,} x {order:,} a sample{which}"
         nbytes = real * (rows.size + rows.kept) + rows.eliminated + rows.kept
+        nbytes += real * self.factor if len(batch.y) * self.max_steps * self.factor * real <= self.room else 0
         return Description(f"CUDA kernels on y, a block of threads a sample{what}", system, nbytes)
 
     def launch(self, name: str, first: Tensor, *arguments: Tensor | int | float) -> None:
@@ -99,6 +110,7 @@ class _Stage(NamedTuple):
     y: Tensor  # (steps, B, n)
     records: Tensor  # (steps, B, m) multipliers, or residuals: what `step` of dual.cuh and primal.cuh returns
     codes: Tensor  # (steps, B, rows) int8; `code_of` in common.cuh says what they mean
+    factors: Tensor  # (steps, B, numbers), or nothing
     last: Tensor  # (B, n)
 
 
@@ -125,5 +137,6 @@ class CurvedTape(Tape):
                 "backward", stage.last,
                 self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y,
                 stage.records, stage.codes, cotangent, scale, lower, upper, int(self.bounds),
+                stage.factors, int(len(stage.factors) > 0),
             )  # fmt: skip
         return Gradients(cotangent, lower, upper) if self.bounds else Gradients(cotangent, None, None)

@@ -40,9 +40,9 @@ __device__ const real* step(const Rows& rows, Work& s, int count, real damping) 
 }
 
 // The adjoint of a step from s.y to `following`, whose cotangent is v: p and e of the formula in loop/spaces.py.
-// s.w has what `step` returned and gets w; q gets p of the constant rows.
+// s.w has what `step` returned and gets w; q gets p of the constant rows; `factor` is that of the step, if it was kept.
 __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, const real* v, const real* following,
-                           real* q) {
+                           real* q, const real* factor) {
   int n = rows.n, e = rows.e, rank = rows.rank;
   if (e) {
     sums(n, n, s.partial, [&](int c, int i) { return rows.Q[i * n + c] * v[i]; },
@@ -51,11 +51,12 @@ __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, c
     EACH(i, 0, n) s.a[i] = v[i];
   }
   eliminate(rows, s, damping);
-  assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
+  if (factor) prepare(rows, s, count);
+  else assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
   sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * s.a[c]; },
        [&](int i, real sum) { s.gram(count, i) = sum; });
   __syncthreads();
-  solve(s, count);
+  solve(s, count, factor);
   const real* p = s.M + count * (count + 1) / 2;
   sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * p[i]; },
        [&](int c, real sum) { s.a[c] -= sum; });  // v - J'p, rotated

@@ -12,20 +12,20 @@
 // `weight * p * w` is the cotangent of a row's scale.
 __device__ inline real weight(real damping) { return 1; }
 
-// The matrix. A residual r adds J'D^-1 r to the right-hand side, the row below, as if it were one more column of J.
+// The weights D^-1 of the listed rows.
+__device__ void weigh(Work& s, int count) { EACH(i, 0, count) s.weights[i] = 1 / s.scale[s.list[i]]; }
+
+// The matrix, of rows with weights. A residual r adds J'D^-1 r to the right-hand side, the row below, as if it were one more column of J.
 __device__ void assemble_normal(const Rows& rows, Work& s, int count, real damping, const real* r) {
   int n = rows.n, width = r ? n + 1 : n;
 #pragma unroll 8
   EACH(at, 0, n * (n + 1) / 2) s.M[at] = rows.e ? rows.normal[at] : (real)0;
-  EACH(i, 0, count) s.weights[i] = 1 / s.scale[s.list[i]];
-  auto add = [&](int x, int z, real sum) { s.gram(x, z) += sum; };
   for (int first = 0; first < count; first += s.at_a_time) {
     int some = least(s.at_a_time, count - first);
     jacobian(rows, s, first, some, s.W, s.pitch, 1);
     if (r) EACH(i, 0, some) s.W[i * s.pitch + n] = r[s.list[first + i]];
     __syncthreads();
-    if (width > 32) multiply<4>(s, some, s.weights + first, width, add);
-    else multiply<2>(s, some, s.weights + first, width, add);
+    multiply(s.place(s.M), s.place(s.W), s.pitch, some, s.place(s.weights) + first, width, true);
   }
   __syncthreads();
   EACH(c, 0, n) s.diagonal[c] = s.gram(c, c) += damping;
@@ -38,6 +38,7 @@ __device__ const real* step(const Rows& rows, Work& s, int count, real damping) 
   const real* r = s.r + rows.e;
   sums(n, rows.e, s.partial, [&](int c, int j) { return rows.weighted[j * n + c] * s.r[j]; },
        [&](int c, real sum) { s.gram(n, c) = sum; });
+  weigh(s, count);
   assemble_normal(rows, s, count, damping, r);
   solve(s, n);
   EACH(c, 0, n) s.next[c] = s.y[c] - s.gram(n, c);
@@ -46,16 +47,18 @@ __device__ const real* step(const Rows& rows, Work& s, int count, real damping) 
 }
 
 // The adjoint of a step from s.y to `following`, whose cotangent is v: p and e of the formula in loop/spaces.py.
-// s.w has what `step` returned and gets w; q gets p of the constant rows.
+// s.w has what `step` returned and gets w; q gets p of the constant rows; `factor` is that of the step, if it was kept.
 __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, const real* v, const real* following,
-                           real* q) {
+                           real* q, const real* factor) {
   int n = rows.n, m = rows.m, e = rows.e;
   EACH(c, 0, n) {
     s.gram(n, c) = v[c];
     s.t[c] = s.y[c] - following[c];
   }
-  assemble_normal(rows, s, count, damping, nullptr);
-  solve(s, n);
+  weigh(s, count);
+  if (!factor) assemble_normal(rows, s, count, damping, nullptr);
+  __syncthreads();
+  solve(s, n, factor);
   const real *straight = &s.gram(n, 0), *d = s.t;
   real* p = s.r;
   sums_of<Pair>(count, n, (Pair*)s.partial,
