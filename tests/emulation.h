@@ -9,7 +9,6 @@
 #include <vector>
 
 using std::fabs; using std::fmax; using std::fmin; using std::sqrt;
-template <typename Real> static Real rsqrt(Real x) { return 1 / sqrt(x); }
 struct Index { unsigned x; };
 static thread_local Index threadIdx;
 static Index blockIdx, blockDim, gridDim;

@@ -411,7 +411,7 @@ class TestPrimal:
         corner = torch.where((H * G)[1] < 0, -1.0, 1.0).double().unsqueeze(0)
         for length in (0.1, 10.0):
             spectrum = Spectrum(length * A, torch.ones_like(A[:, 0]))
-            J = sn.Quadratic(H[1:2], G[1:2], upper=1.0).at(corner).map
+            J = sn.Quadratic(H[1:2], G[1:2], upper=1.0).to(device).at(corner).map
             found = packing.longest(J, spectrum, corner)
             rows = torch.cat([J.jacobian(corner)[0], length * A])
             assert found == pytest.approx(float(rows.square().sum(1).max()))

@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
   for (int k = begin; k < end && state == GOING; k++) {
     real damping = levels[least(k, count_levels - 1)];
     int count = gather(rows, s, [&](int i) { return !active || s.r[e + i] != 0 || lower[e + i] == upper[e + i]; });
-    const real* record = step(rows, s, count, damping);
+    real* factor = keeping ? factors + ((k - begin) * batch + sample) * numbers(n) : nullptr;
+    const real* record = step(rows, s, count, damping, factor);
     residual(rows, s, s.next, lower, upper, s.after);
     real worst = 0, size = 0, length = 0;
     EACH(j, 0, all) {
@@ -55,7 +56,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(
       EACH(i, 0, n) trail_y[at * n + i] = s.y[i];
       EACH(i, 0, m) records[at * m + i] = record[i];
       EACH(j, 0, all) codes[at * all + j] = code_of(s.r[j], lower[j], upper[j]);
-      if (keeping) keep(s, PRIMAL ? n : count, factors + at * kept(PRIMAL ? n : m));
     }
     taken++;
     if (sound) {
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(
     EACH(i, 0, n) s.y[i] = trail_y[at * n + i];
     EACH(i, 0, m) s.w[i] = records[at * m + i];
     int count = gather(rows, s, [&](int i) { return !active || code[e + i] != 0; });
-    const real* factor = keeping ? factors + at * kept(PRIMAL ? n : m) : nullptr;
+    const real* factor = keeping ? factors + at * numbers(n) : nullptr;
     Adjoint found = adjoint(rows, s, count, damping, v, following, q, factor);
     const real *p = found.p, *straight = found.e, *y = s.y;
     EACH(j, 0, e) if (!code[j]) q[j] = 0;

@@ -10,8 +10,8 @@ $$ y \leftarrow y - d, \qquad (\lambda_k I + A^\top S^{-1} A + J^\top D^{-1} J)\
 
 where A are the constant rows: `dual.cuh` and `primal.cuh` have a step and its adjoint by these systems. One block of
 threads takes all steps of one sample: it keeps the matrix and what that is made of in shared memory, factors and solves
-there, and stops by itself. Nobody waits for the host. On the way back a block has its factors, as far as there was room
-to keep them, and makes the others again from the positions that it wrote down.
+there, and stops by itself. Nobody waits for the host. On the way back a block makes its matrices again from the
+positions that it wrote down; factors of primal systems are kept, as far as there is room.
 
 What they compute is what the plain loop computes in `OutputSpace`.
 """
@@ -50,8 +50,7 @@ class CurvedKernels(Engine):
     ) -> None:
         self.rows, self.active, self.relative = rows, active, damping.relative
         self.tol, self.max_steps, self.room = tol, max_steps, room
-        order = rows.size if rows.primal else rows.kept
-        self.factor = order * (order + 3) // 2  # numbers of a factor: `kept` in rows.cuh
+        self.factor = rows.size * (rows.size + 3) // 2 if rows.primal else 0  # numbers of a factor that is kept
         dtype, device = rows.constants.dtype, rows.constants.device
         self.levels = launching.constants(schedule(damping, max_steps), dtype, device)
         # the least length of a row that counts in comparing with the tolerance; 0: lengths do not count
@@ -73,13 +72,13 @@ class CurvedKernels(Engine):
             trail, records = (y.new_empty(count, size, width) for width in (rows.size, rows.kept))
             codes = torch.empty(count, size, rows.eliminated + rows.kept, dtype=torch.int8, device=y.device)
             nbytes = count * size * self.factor * y.element_size()
-            factors = y.new_empty(count, size, self.factor) if nbytes <= room else y.new_empty(0)
+            factors = y.new_empty(count if nbytes <= room else 0, size, self.factor)
             room -= factors.numel() * factors.element_size()
             self.launch(
                 "forward", value,
                 lower, upper, scale, batch.finite, self.levels, len(self.levels), begin, end, float(self.tol),
                 self.shortest, negligible(y.dtype), status, steps, moves, trail, records, codes, int(taped),
-                factors, int(len(factors) > 0),
+                factors, int(factors.numel() > 0),
             )  # fmt: skip
             if taped:
                 stages.append(_Stage(begin, end, trail, records, codes, factors, value.clone()))
@@ -110,7 +109,7 @@ class _Stage(NamedTuple):
     y: Tensor  # (steps, B, n)
     records: Tensor  # (steps, B, m) multipliers, or residuals: what `step` of dual.cuh and primal.cuh returns
     codes: Tensor  # (steps, B, rows) int8; `code_of` in common.cuh says what they mean
-    factors: Tensor  # (steps, B, numbers), or nothing
+    factors: Tensor  # (steps, B, numbers); without steps if there is no room
     last: Tensor  # (B, n)
 
 
@@ -137,6 +136,6 @@ class CurvedTape(Tape):
                 "backward", stage.last,
                 self.scale, engine.levels, len(engine.levels), stage.begin, stage.end, self.moves, stage.y,
                 stage.records, stage.codes, cotangent, scale, lower, upper, int(self.bounds),
-                stage.factors, int(len(stage.factors) > 0),
+                stage.factors, int(stage.factors.numel() > 0),
             )  # fmt: skip
         return Gradients(cotangent, lower, upper) if self.bounds else Gradients(cotangent, None, None)

@@ -2,7 +2,8 @@
 //
 //   (J P J' + damping D) w = r - J d_e,   d = d_e + P J'w,   P = Q diag(weights) Q',
 //
-// where d_e and P come from the constant rows, which are eliminated.
+// where d_e and P come from the constant rows, which are eliminated. No factor is kept for the way back: P J', which it
+// needs as well, takes longer to make.
 
 #pragma once
 #include "rows.cuh"
@@ -10,8 +11,10 @@
 // `weight * p * w` is the cotangent of a row's scale.
 __device__ inline real weight(real damping) { return damping; }
 
+__device__ inline int numbers(int n) { return 0; }  // of a factor that is kept
+
 // A step from s.y, with the residual s.r of the listed rows, to s.next. What the way back needs of each row: w.
-__device__ const real* step(const Rows& rows, Work& s, int count, real damping) {
+__device__ const real* step(const Rows& rows, Work& s, int count, real damping, real*) {
   int n = rows.n, m = rows.m, e = rows.e, rank = rows.rank;
   sums(rank, e, s.partial, [&](int c, int j) { return rows.left[j * rank + c] * s.r[j]; },
        [&](int c, real sum) { s.a[c] = sum * rows.values[c] / (rows.values[c] * rows.values[c] + damping); });
@@ -40,9 +43,9 @@ __device__ const real* step(const Rows& rows, Work& s, int count, real damping) 
 }
 
 // The adjoint of a step from s.y to `following`, whose cotangent is v: p and e of the formula in loop/spaces.py.
-// s.w has what `step` returned and gets w; q gets p of the constant rows; `factor` is that of the step, if it was kept.
+// s.w has what `step` returned and gets w; q gets p of the constant rows.
 __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, const real* v, const real* following,
-                           real* q, const real* factor) {
+                           real* q, const real*) {
   int n = rows.n, e = rows.e, rank = rows.rank;
   if (e) {
     sums(n, n, s.partial, [&](int c, int i) { return rows.Q[i * n + c] * v[i]; },
@@ -51,12 +54,11 @@ __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, c
     EACH(i, 0, n) s.a[i] = v[i];
   }
   eliminate(rows, s, damping);
-  if (factor) prepare(rows, s, count);
-  else assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
+  assemble(rows, s, count, [&](int i, real d) { return d + damping * s.scale[i]; });
   sums(count, n, s.partial, [&](int i, int c) { return s.rotated(i, c) * s.weights[c] * s.a[c]; },
        [&](int i, real sum) { s.gram(count, i) = sum; });
   __syncthreads();
-  solve(s, count, factor);
+  solve(s, count);
   const real* p = s.M + count * (count + 1) / 2;
   sums(n, count, s.partial, [&](int c, int i) { return s.rotated(i, c) * p[i]; },
        [&](int c, real sum) { s.a[c] -= sum; });  // v - J'p, rotated

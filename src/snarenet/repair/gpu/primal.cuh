@@ -15,25 +15,47 @@ __device__ inline real weight(real damping) { return 1; }
 // The weights D^-1 of the listed rows.
 __device__ void weigh(Work& s, int count) { EACH(i, 0, count) s.weights[i] = 1 / s.scale[s.list[i]]; }
 
-// The matrix, of rows with weights. A residual r adds J'D^-1 r to the right-hand side, the row below, as if it were one more column of J.
+// The matrix, by these weights. A residual r adds J'D^-1 r to the right-hand side, the row below, as if it were one
+// more column of J.
 __device__ void assemble_normal(const Rows& rows, Work& s, int count, real damping, const real* r) {
   int n = rows.n, width = r ? n + 1 : n;
 #pragma unroll 8
   EACH(at, 0, n * (n + 1) / 2) s.M[at] = rows.e ? rows.normal[at] : (real)0;
+  auto add = [&](int x, int z, real sum) { s.gram(x, z) += sum; };
   for (int first = 0; first < count; first += s.at_a_time) {
     int some = least(s.at_a_time, count - first);
     jacobian(rows, s, first, some, s.W, s.pitch, 1);
     if (r) EACH(i, 0, some) s.W[i * s.pitch + n] = r[s.list[first + i]];
     __syncthreads();
-    multiply(s.place(s.M), s.place(s.W), s.pitch, some, s.place(s.weights) + first, width, true);
+    if (width > 32) multiply<4>(s, some, s.weights + first, width, add);
+    else multiply<2>(s, some, s.weights + first, width, add);
   }
   __syncthreads();
   EACH(c, 0, n) s.diagonal[c] = s.gram(c, c) += damping;
   __syncthreads();
 }
 
+// A factor as it is kept for the way back: entries and pivots. How many they are, and there and back again.
+__device__ inline int numbers(int n) { return n * (n + 3) / 2; }
+
+__device__ void keep(const Work& s, int n, real* factor) {
+  int entries = n * (n + 1) / 2;
+#pragma unroll 4
+  EACH(i, 0, entries) factor[i] = s.M[i];
+  EACH(i, 0, n) factor[entries + i] = s.pivot[i];
+}
+
+__device__ void recall(Work& s, int n, const real* factor) {
+  int entries = n * (n + 1) / 2;
+#pragma unroll 2
+  EACH(i, 0, entries) s.M[i] = factor[i];
+  EACH(i, 0, n) s.pivot[i] = factor[entries + i];
+  __syncthreads();
+}
+
 // A step from s.y, with the residual s.r of the listed rows, to s.next. What the way back needs of each row: r.
-__device__ const real* step(const Rows& rows, Work& s, int count, real damping) {
+// `factor` is where the factor is kept for it, if there is room.
+__device__ const real* step(const Rows& rows, Work& s, int count, real damping, real* factor) {
   int n = rows.n;
   const real* r = s.r + rows.e;
   sums(n, rows.e, s.partial, [&](int c, int j) { return rows.weighted[j * n + c] * s.r[j]; },
@@ -41,6 +63,7 @@ __device__ const real* step(const Rows& rows, Work& s, int count, real damping) 
   weigh(s, count);
   assemble_normal(rows, s, count, damping, r);
   solve(s, n);
+  if (factor) keep(s, n, factor);
   EACH(c, 0, n) s.next[c] = s.y[c] - s.gram(n, c);
   __syncthreads();
   return r;
@@ -56,9 +79,14 @@ __device__ Adjoint adjoint(const Rows& rows, Work& s, int count, real damping, c
     s.t[c] = s.y[c] - following[c];
   }
   weigh(s, count);
-  if (!factor) assemble_normal(rows, s, count, damping, nullptr);
-  __syncthreads();
-  solve(s, n, factor);
+  if (factor) {
+    recall(s, n, factor);
+    substitute<false>(s, n);
+    substitute<true>(s, n);
+  } else {
+    assemble_normal(rows, s, count, damping, nullptr);
+    solve(s, n);
+  }
   const real *straight = &s.gram(n, 0), *d = s.t;
   real* p = s.r;
   sums_of<Pair>(count, n, (Pair*)s.partial,

@@ -6,8 +6,7 @@
 
 #define TALL 8     // rows of the Jacobian that a thread rotates at a time
 #define PADDING 2  // columns are multiples of four rows and these apart: two are read at once, with few bank conflicts
-#define SIDE 4     // rows and columns of a thread's tile of the matrix
-#define PIVOTS 8   // columns that are eliminated at a time
+#define PIVOTS 4   // columns that are eliminated at a time, and rows of a thread
 #define CHUNK 32   // rows of the Jacobian that the primal system has at a time: it needs each of them once
 
 // Constant rows: m rows y'diag(H_i)y + G_i y, and e others, A = diag(scale)^(1/2) U S V'. Q = [V, the rest].
@@ -67,12 +66,11 @@ struct Work {
     int lines = PRIMAL ? least(m, CHUNK) : n;  // of W: those of one chunk, or all terms
     int width = order + PRIMAL;                // of a line: one more for a right-hand side
     pitch = (width + 1) / 4 * 4 + PADDING;     // tiles may reach into the next line: what they find is not used
-    int front = greatest(SIDE * threads, PIVOTS * (order + SIDE));  // sums of all threads, or columns of the factor
-    int scratch = front + (order + 1) * (order + 2) / 2;
+    int scratch = 4 * threads + (order + 1) * (order + 2) / 2;
     // rows are rotated where sums and the Gram matrix are later: enough of them at a time that all threads have some
     if (all > m && !PRIMAL) scratch = greatest(scratch, greatest(2 * TALL * threads, n * (TALL + PADDING)));
     at_a_time = PRIMAL ? lines : least(scratch / n - PADDING, room + TALL - 1) / TALL * TALL;
-    chunk = partial = at; M = at + front; W = at += (scratch + 1) / 2 * 2;
+    chunk = partial = at; M = at + 4 * threads; W = at += (scratch + 1) / 2 * 2;
     y = at += lines * pitch; next = at += n; a = at += n; t = at += n; weights = at += n;
     r = at += terms; after = at += all; w = at += all; scale = at += m; diagonal = at += m; pivot = at += order;
     list = (int*)(at + order); bits = (unsigned*)(list + m);
@@ -83,9 +81,6 @@ struct Work {
 
   // an entry of W, which has the rows in use, rotated
   __device__ real& rotated(int i, int c) { return W[c * pitch + i]; }
-
-  // where something is in shared memory
-  __device__ int place(const real* at) const { return (int)(at - partial); }
 
   // the lower triangle, row by row
   __device__ real& gram(int i, int j) { return M[i * (i + 1) / 2 + j]; }
@@ -197,106 +192,65 @@ __device__ void rotate(const Rows& rows, Work& s, int first, int some) {
   }
 }
 
-// A thread's part of the sum of weight * line' line over lines of `count` numbers: SIDE times SIDE entries of a triangle.
-// Its rows are pairs far from each other, so that threads in sequence read pairs in sequence.
-struct Tile {
-  int blocks, i, j;  // how many tiles the triangle has a side; the first row and column of this one
-  real sum[SIDE][SIDE] = {};
-
-  __device__ static int sides(int count) { return (count + SIDE - 1) / SIDE; }
-  __device__ static int number(int count) { return sides(count) * (sides(count) + 1) / 2; }
-
-  __device__ Tile(int at, int count) : blocks(sides(count)) {
-    int row = (int)((sqrt(8.0f * at + 1) - 1) / 2);
-    while ((row + 1) * (row + 2) / 2 <= at) row++;
-    while (row * (row + 1) / 2 > at) row--;
-    i = 2 * row; j = 2 * (at - row * (row + 1) / 2);
-  }
-
-  // What it needs of a line: read one line ahead, while the sums of the one before are made.
-  struct Line {
-    real u[SIDE], v[SIDE];
-  };
-
-  __device__ Line of(const real* line) const {
-    Line found;
-#pragma unroll
-    for (int a = 0; a < SIDE; a += 2) {
-      read<2>(line + i + a * blocks, found.u + a);
-      read<2>(line + j + a * blocks, found.v + a);
-    }
-    return found;
-  }
-
-  __device__ void add(const Line& line, real weight) {
-#pragma unroll
-    for (int a = 0; a < SIDE; a++) {
-      real weighted = line.u[a] * weight;
-#pragma unroll
-      for (int b = 0; b < SIDE; b++) sum[a][b] += weighted * line.v[b];
-    }
-  }
-
-  // finish(x, z, sum) for its entries with z <= x < count
-  template <typename Finish>
-  __device__ void each(int count, Finish finish) const {
-#pragma unroll
-    for (int a = 0; a < SIDE; a++)
-#pragma unroll
-      for (int b = 0; b < SIDE; b++) {
-        int x = i + a % 2 + a / 2 * 2 * blocks, z = j + b % 2 + b / 2 * 2 * blocks;
-        if (x >= count || z >= count || (i == j && x < z)) continue;  // a tile on the diagonal has both triangles
-        finish(x > z ? x : z, x > z ? z : x, sum[a][b]);
-      }
-  }
-};
-
-// The lower triangle of the sum of weight * line' line over the lines of W into that of M, or added to it.
-// This and `solve` are calls of their own, which find registers free that the rest of a kernel needs, and know where
-// in shared memory things are, so that the compiler knows that they are there.
-__device__ __noinline__ void multiply(int M, int W, int pitch, int lines, int weights, int count, bool adding) {
-  SHARED_MEMORY(shared);
-  int tiles = Tile::number(count), threads = blockDim.x, me = threadIdx.x;
-  int width = least((tiles + 31) / 32 * 32, threads), slices = threads / width, slice = me / width;
-  for (int start = 0; start < tiles; start += width) {  // several threads share the sums of a tile if there are enough
-    int at = start + me % width;
-    Tile tile(least(at, tiles - 1), count);
+// finish(x, z, entry) for the entries on the diagonal and below, z <= x < count, of the sum of weight * line' line over
+// some lines of W. A thread, or several that share its sums, has a tile of SIDE times SIDE entries.
+// The rows of a tile are pairs far from each other, so that threads in sequence read pairs in sequence.
+template <int SIDE, typename Finish>
+__device__ void multiply(Work& s, int lines, const real* weights, int count, Finish finish) {
+  int blocks = (count + SIDE - 1) / SIDE, tiles = blocks * (blocks + 1) / 2;
+  int threads = blockDim.x, me = threadIdx.x, width = least((tiles + 31) / 32 * 32, threads);
+  int slices = threads / width, slice = me / width;
+  for (int start = 0; start < tiles; start += width) {
+    int at = start + me % width, i = 0, j = 0;
+    real sum[SIDE * SIDE] = {};
     if (at < tiles && slice < slices) {
-      const real *at_line = shared + W, *at_weight = shared + weights;
-      int k = least(slice, lines - 1), count_lines = (lines - slice + slices - 1) / slices;
-      Tile::Line line = tile.of(at_line + k * pitch);
-      real weight = at_weight[k];
-#pragma unroll 2
-      for (int step = 0; step < count_lines; step++) {
-        k = least(k + slices, lines - 1);
-        Tile::Line next = tile.of(at_line + k * pitch);
-        real next_weight = at_weight[k];
-        tile.add(line, weight);
-        line = next; weight = next_weight;
+      int row = (int)((sqrt(8.0f * at + 1) - 1) / 2);
+      while ((row + 1) * (row + 2) / 2 <= at) row++;
+      while (row * (row + 1) / 2 > at) row--;
+      i = 2 * row; j = 2 * (at - row * (row + 1) / 2);
+#pragma unroll 8 / SIDE
+      for (int k = slice; k < lines; k += slices) {
+        real u[SIDE], v[SIDE], weight = weights[k];
+        const real* line = s.W + k * s.pitch;
+#pragma unroll
+        for (int a = 0; a < SIDE; a += 2) {
+          read<2>(line + i + a * blocks, u + a);
+          read<2>(line + j + a * blocks, v + a);
+        }
+#pragma unroll
+        for (int a = 0; a < SIDE; a++) {
+          real weighted = u[a] * weight;
+#pragma unroll
+          for (int b = 0; b < SIDE; b++) sum[a * SIDE + b] += weighted * v[b];
+        }
       }
     }
     if (slices > 1) {
 #pragma unroll
-      for (int a = 0; a < SIDE; a++) {
-        for (int b = 0; b < SIDE; b++) shared[b * threads + me] = tile.sum[a][b];
+      for (int some = 0; some < SIDE * SIDE; some += 4) {
+        for (int part = 0; part < 4; part++) s.partial[part * threads + me] = sum[some + part];
         __syncthreads();
         if (slice == 0)
           for (int other = 1; other < slices; other++)
-            for (int b = 0; b < SIDE; b++) tile.sum[a][b] += shared[b * threads + other * width + me];
+            for (int part = 0; part < 4; part++) sum[some + part] += s.partial[part * threads + other * width + me];
         __syncthreads();
       }
     }
-    if (at < tiles && slice == 0)
-      tile.each(count, [&](int x, int z, real sum) {
-        real& entry = shared[M + x * (x + 1) / 2 + z];
-        entry = adding ? entry + sum : sum;
-      });
+    if (at < tiles && slice == 0) {
+#pragma unroll
+      for (int part = 0; part < SIDE * SIDE; part++) {
+        int a = part / SIDE, b = part % SIDE, x = i + a % 2 + a / 2 * 2 * blocks, z = j + b % 2 + b / 2 * 2 * blocks;
+        if (x >= count || z >= count || (i == j && x < z)) continue;  // a tile on the diagonal has both triangles
+        finish(x > z ? x : z, x > z ? z : x, sum[part]);
+      }
+    }
   }
   __syncthreads();
 }
 
-// W = J Q for the listed rows.
-__device__ void prepare(const Rows& rows, Work& s, int count) {
+// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
+template <typename Shift>
+__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
   if (rows.e == 0) {
     jacobian(rows, s, 0, count, s.W, 1, s.pitch);
   } else {
@@ -310,147 +264,133 @@ __device__ void prepare(const Rows& rows, Work& s, int count) {
     }
   }
   __syncthreads();
-}
-
-// W = J Q for the listed rows, and J P J', P = Q diag(weights) Q', with shifted(i, d) in the place of its diagonal d.
-template <typename Shift>
-__device__ void assemble(const Rows& rows, Work& s, int count, Shift shifted) {
-  prepare(rows, s, count);
   if (count == 0) return;
-  multiply(s.place(s.M), s.place(s.W), s.pitch, rows.n, s.place(s.weights), count, false);
+  auto set = [&](int x, int z, real sum) { s.gram(x, z) = sum; };
+  if (count > 32) multiply<4>(s, rows.n, s.weights, count, set);
+  else multiply<2>(s, rows.n, s.weights, count, set);
   EACH(i, 0, count) s.diagonal[i] = s.gram(i, i) = shifted(s.list[i], s.gram(i, i));
   __syncthreads();
 }
 
-// The Cholesky factor L of the matrix of `assemble` in its place, with 1 / L_jj in `pivot`; the right-hand side b in the
-// row below becomes L^-1 b.
-__device__ __noinline__ void decompose(int at, int pivots, int diagonals, int count) {
-  SHARED_MEMORY(shared);
-  real *M = shared + at, *pivot = shared + pivots, *columns = shared, inverse[PIVOTS];
-  const real* diagonal = shared + diagonals;
-  auto line = [=](int i) { return M + i * (i + 1) / 2; };
-  for (int j = 0; j < count; j += PIVOTS) {
-    int rest = least(j + PIVOTS, count), below = count + 1 - rest, pitch = Tile::sides(below) * SIDE;
-    real block[PIVOTS][PIVOTS];
-    if ((int)threadIdx.x < below) {  // as many threads as rows below: each makes the pivots for itself
+// The first part of `decompose`: PIVOTS columns, from j on, are eliminated from each other, on the diagonal and below.
+__device__ void pivots(Work& s, int count, int j) {
+  int rest = least(j + PIVOTS, count);
+  real block[PIVOTS][PIVOTS], inverse[PIVOTS];
+  if ((int)threadIdx.x <= count - rest) {  // as many threads as rows below: each makes the pivots for itself
 #pragma unroll
-      for (int p = 0; p < PIVOTS; p++)
+    for (int p = 0; p < PIVOTS; p++)
 #pragma unroll
-        for (int q = 0; q <= p; q++) block[p][q] = j + p < rest ? line(j + p)[j + q] : (real)(p == q);
+      for (int q = 0; q <= p; q++) block[p][q] = j + p < rest ? s.gram(j + p, j + q) : (real)(p == q);
+#pragma unroll
+    for (int p = 0; p < PIVOTS; p++) {
+      real d = block[p][p];
+      if (!(d > 0)) d = 4 * EPSILON * count * s.diagonal[j + p];  // singular to working precision: a shift
+      inverse[p] = 1 / d;
+      if (threadIdx.x == 0 && j + p < rest) s.pivot[j + p] = inverse[p];
+#pragma unroll
+      for (int q = p + 1; q < PIVOTS; q++) {
+        real factor = block[q][p] * inverse[p];
+#pragma unroll
+        for (int k = p + 1; k <= q; k++) block[q][k] -= factor * block[k][p];
+      }
+    }
+    EACH(i, rest, count + 1) {
+      real *row = &s.gram(i, j), entry[PIVOTS];
+#pragma unroll
+      for (int p = 0; p < PIVOTS; p++) entry[p] = j + p < rest ? row[p] : (real)0;
 #pragma unroll
       for (int p = 0; p < PIVOTS; p++) {
-        real d = block[p][p];
-        if (!(d > 0)) d = 4 * EPSILON * count * diagonal[j + p];  // singular to working precision: a shift
-        inverse[p] = rsqrt(d);
+        real factor = entry[p] * inverse[p];
 #pragma unroll
-        for (int q = p + 1; q < PIVOTS; q++) {
-          block[q][p] *= inverse[p];
-#pragma unroll
-          for (int k = p + 1; k <= q; k++) block[q][k] -= block[q][p] * block[k][p];
-        }
+        for (int q = p + 1; q < PIVOTS; q++) entry[q] -= factor * block[q][p];
+        if (j + p < rest) row[p] = entry[p];
       }
-      EACH(i, 0, below) {
-        real *row = line(rest + i) + j, entry[PIVOTS];
+    }
+  }
+  __syncthreads();
 #pragma unroll
-        for (int p = 0; p < PIVOTS; p++) entry[p] = j + p < rest ? row[p] : (real)0;
+  for (int p = 1; p < PIVOTS; p++)
+#pragma unroll
+    for (int q = 0; q < p; q++)
+      if (threadIdx.x == 0 && j + p < rest) s.gram(j + p, j + q) = block[p][q];
+}
+
+// The matrix M = L D L' of `assemble` becomes L D, with 1 / D_jj in `pivot`; b in the row below becomes L^-1 b.
+__device__ void decompose(Work& s, int count) {
+  int width = least(16, blockDim.x), lane = threadIdx.x % width, group = threadIdx.x / width;
+  int groups = blockDim.x / width;
+  for (int j = 0; j < count; j += PIVOTS) {
+    pivots(s, count, j);
+    int rest = j + PIVOTS;
+    for (int i = rest + group * PIVOTS; i <= count && rest < count && group < groups; i += groups * PIVOTS) {
+      real *row[PIVOTS], factor[PIVOTS][PIVOTS];
+#pragma unroll
+      for (int a = 0; a < PIVOTS; a++) {
+        row[a] = &s.gram(least(i + a, count), 0);
+#pragma unroll
+        for (int p = 0; p < PIVOTS; p++) factor[a][p] = row[a][j + p] * s.pivot[j + p];
+      }
+      for (int k = rest + lane; k < least(i + PIVOTS, count); k += width) {
+        real column[PIVOTS], entry[PIVOTS];
 #pragma unroll
         for (int p = 0; p < PIVOTS; p++) {
-          entry[p] *= inverse[p];
+          column[p] = s.gram(k, j + p);
+          entry[p] = row[p][k];
+        }
 #pragma unroll
-          for (int q = p + 1; q < PIVOTS; q++) entry[q] -= entry[p] * block[q][p];
-          if (j + p < rest) row[p] = entry[p];
-          columns[p * pitch + i] = entry[p];
+        for (int a = 0; a < PIVOTS; a++) {
+#pragma unroll
+          for (int p = 0; p < PIVOTS; p++) entry[a] -= factor[a][p] * column[p];
+          if (k <= i + a && i + a <= count) row[a][k] = entry[a];
         }
       }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int p = 0; p < PIVOTS; p++) {
-        if (j + p >= rest) continue;
-        pivot[j + p] = inverse[p];
-#pragma unroll
-        for (int q = 0; q < p; q++) line(j + p)[j + q] = block[p][q];
-      }
-    }
-    if (rest == count) break;
-    EACH(number, 0, Tile::number(below)) {
-      Tile tile(number, below);
-#pragma unroll
-      for (int p = 0; p < PIVOTS; p++) tile.add(tile.of(columns + p * pitch), -1);
-      tile.each(below, [&](int x, int z, real sum) { line(rest + x)[rest + z] += sum; });
     }
     __syncthreads();
   }
-  __syncthreads();
 }
 
-// The row below a factor: b becomes L^-T b, or L^-1 b.
+// The row below a factor: b becomes L^-1 b, or (L D)^-T b if TRANSPOSED.
 template <bool TRANSPOSED>
-__device__ __noinline__ void substitute(int at, int pivots, int count) {
-  SHARED_MEMORY(shared);
-  real *M = shared + at, *pivot = shared + pivots, *row = M + count * (count + 1) / 2;
-  auto entry = [=](int i, int j) { return TRANSPOSED ? M[j * (j + 1) / 2 + i] : M[i * (i + 1) / 2 + j]; };
+__device__ void substitute(Work& s, int count) {
+  real* row = s.M + count * (count + 1) / 2;
+  auto entry = [&](int i, int j) { return TRANSPOSED ? s.gram(j, i) : s.gram(i, j); };
   for (int done = 0; done < count; done += PIVOTS) {
     int j = TRANSPOSED ? (count - 1 - done) / PIVOTS * PIVOTS : done, rest = least(j + PIVOTS, count);
-    int first = TRANSPOSED ? 0 : rest, end = TRANSPOSED ? j : count;  // the unknowns that still need these
-    real solution[PIVOTS];
+    int first = TRANSPOSED ? 0 : rest, end = TRANSPOSED ? j : count;  // the entries that are still to be found
+    real found[PIVOTS];
+    auto part = [&](int p) { return TRANSPOSED ? found[p] : found[p] * s.pivot[j + p]; };
     if ((int)threadIdx.x <= end - first) {  // as many threads as there are: each solves the block for itself
 #pragma unroll
       for (int a = 0; a < PIVOTS; a++) {
         int p = TRANSPOSED ? PIVOTS - 1 - a : a;
-        solution[p] = j + p < count ? row[j + p] : (real)0;
+        found[p] = j + p < count ? row[j + p] : (real)0;
 #pragma unroll
         for (int b = 0; b < a; b++) {
           int q = TRANSPOSED ? PIVOTS - 1 - b : b;
-          if (j + p < count && j + q < count) solution[p] -= entry(j + p, j + q) * solution[q];
+          if (j + greatest(p, q) < count) found[p] -= entry(j + p, j + q) * part(q);
         }
-        if (j + p < count) solution[p] *= pivot[j + p];
+        if (TRANSPOSED && j + p < count) found[p] *= s.pivot[j + p];
       }
       EACH(i, first, end) {
         real sum = row[i];
 #pragma unroll
         for (int p = 0; p < PIVOTS; p++)
-          if (j + p < count) sum -= entry(i, j + p) * solution[p];
+          if (j + p < count) sum -= entry(i, j + p) * part(p);
         row[i] = sum;
       }
     }
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < PIVOTS; p++)
-      if (threadIdx.x == 0 && j + p < count) row[j + p] = solution[p];
+      if (threadIdx.x == 0 && j + p < count) row[j + p] = found[p];
   }
   __syncthreads();
 }
 
-// A factor as it is kept for the way back, and back into its place.
-__device__ inline int kept(int order) { return order * (order + 3) / 2; }
-
-__device__ void keep(const Work& s, int count, real* factor) {
-  int entries = count * (count + 1) / 2;
-#pragma unroll 8
-  EACH(i, 0, entries) factor[i] = s.M[i];
-  EACH(i, 0, count) factor[entries + i] = s.pivot[i];
-}
-
-__device__ void recall(Work& s, int count, const real* factor) {
-  int entries = count * (count + 1) / 2;
-#pragma unroll 8
-  EACH(i, 0, entries) s.M[i] = factor[i];
-  EACH(i, 0, count) s.pivot[i] = factor[entries + i];
-  __syncthreads();
-}
-
-// Solve with the matrix in M, or by a factor that was kept; the right-hand side is in its last row, as the solution then.
-__device__ inline void solve(Work& s, int count, const real* factor = nullptr) {
-  int M = s.place(s.M), pivots = s.place(s.pivot);
-  if (factor) {
-    recall(s, count, factor);
-    substitute<false>(M, pivots, count);
-  } else {
-    decompose(M, pivots, s.place(s.diagonal), count);
-  }
-  substitute<true>(M, pivots, count);
+// Solve with the matrix of `assemble` and the right-hand side in the row below; the solution replaces that row.
+__device__ void solve(Work& s, int count) {
+  decompose(s, count);
+  substitute<true>(s, count);
 }
 
 // The squared lengths of the rows of J(y) into s.scale, if they count; vanishing ones get `shortest`.
