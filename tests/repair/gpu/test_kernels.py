@@ -229,12 +229,6 @@ class TestCurved:
         solution = assert_agree(monkeypatch, curved_set, device, bad=True)
         assert solution.status[[3, 5]].tolist() == [int(sn.Status.NONFINITE)] * 2
 
-    @pytest.mark.parametrize("rows", ["active", "all"])
-    def test_without_factors(self, monkeypatch, device: str, rows: str) -> None:
-        """A way back that makes the systems again."""
-        options = {"rows": rows, "store_factors": False, "max_steps": 12, "tol": 1e-8 if rows == "active" else 0.0}
-        assert assert_agree(monkeypatch, curved_set, device, 1e-8, **options).steps.max() > 3
-
     def test_relaxed(self, monkeypatch, device: str) -> None:
         solution = assert_agree(monkeypatch, lambda: curved_set(4), device, relax=0.2)  # no equality to eliminate
         assert solution.converged.all()
