@@ -923,6 +923,15 @@ class TestProgress:
             show(self.LINE)
         assert "nclp: epoch 2/2 · loss 1.5000 · violation 1e-06 · steps 12 · ε 3.0e-01" in capsys.readouterr().err
 
+    def test_a_line_is_written_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the lines of processes that train side by side run into each other."""
+        written: list[str] = []
+        monkeypatch.setattr(sys.stderr, "write", written.append)
+        with progress(2, 0, "nclp") as show:
+            show(self.LINE)
+        assert len(written) == 1
+        assert written[0].endswith("\n")
+
     def test_a_bar_in_a_terminal(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", "200")

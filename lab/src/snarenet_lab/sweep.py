@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from snarenet.problems import Problem, load
 from snarenet.processes import scatter, scatter_over
 from snarenet.training import Run, RunError, TrainConfig, Trainer, evaluate
 from snarenet.training.metrics import gaps
+from snarenet.training.progress import say
 
 _NEUTRAL = ("validate_every", "checkpoint_seconds")  # fields that do not change what is trained
 
@@ -104,7 +104,7 @@ def sweep(
     for count, (job, failure) in enumerate(each, 1):
         name = job.name
         if not quiet:
-            print(f"[{count} of {len(missing)}] {name}: {failure or 'done'}", file=sys.stderr, flush=True)
+            say(f"[{count} of {len(missing)}] {name}: {failure or 'done'}")
         if failure:
             failures[name] = failure
     return failures

@@ -73,7 +73,8 @@ def _lines(epochs: int, title: str) -> Callback:
 
 def say(sentence: str) -> None:
     """Tell a user something, where the progress is shown."""
-    print(sentence, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{sentence}\n")  # at once: `print` lets another process in before the end of the line
+    sys.stderr.flush()
 
 
 @contextmanager
