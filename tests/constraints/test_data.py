@@ -109,7 +109,7 @@ def subclass_without_rows() -> sn.Constraints:
         (sn.Linear(A, equals=lambda x: x), y, None, ValueError, "`equals` is a function of x, but no x was given"),
         (sn.Linear(lambda x: x["a"], upper=1.0), y, None, ValueError, "`A` is a function of x, but no x was given"),
         (sn.Linear(A, equals=lambda x: x), y, draw(5, 2), ValueError, "expected 4 samples as in `y`, but got shape"),
-        (sn.Linear(A, equals=lambda x: x), y, draw(4, 3), ValueError, r"`lower` must have shape \(2\) or \(4, 2\)"),
+        (sn.Linear(A, equals=lambda x: x), y, draw(4, 3), ValueError, r"`equals` must have shape \(2\) or \(4, 2\)"),
         (sn.Linear(A, equals=lambda x: x[:, 0]), y, draw(4, 2), ValueError, r"`equals\(x\)` must return \(B, rows\)"),
         (sn.Linear(A, lower=lambda x: x, upper=0.0), y, draw(4, 2).abs(), ValueError, "`lower` <= `upper`"),
         (sn.Linear(A, upper=lambda x: x * math.nan), y, draw(4, 2), ValueError, "`upper` must not be NaN"),

@@ -74,6 +74,18 @@ def test_a_function_outside_torch_has_no_gradient_and_says_so() -> None:
         sn.repair(constraints, y.requires_grad_())
 
 
+@pytest.mark.parametrize("rows", [2, 7])
+@pytest.mark.parametrize("size", [5, 40])
+def test_a_function_that_does_not_depend_on_y(rows: int, size: int) -> None:
+    """Its Jacobian is zero, by rows, by columns and on a pattern."""
+    constraints = sn.Nonlinear(lambda y, x: torch.ones(len(y), rows, dtype=y.dtype), rows, upper=0.5)
+    y = draw(3, size)
+    assert torch.equal(constraints.jacobian(y), torch.zeros(3, rows, size, dtype=y.dtype))
+    found = sn.repair(constraints, y)
+    assert not found.converged.any()
+    assert torch.equal(found.value, y)
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (2, 4, 5), (3, 4)], ids=str)
 def test_a_jacobian_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     constraints = sn.Nonlinear(chain, 4, upper=0.1, jacobian=lambda y, x: draw(*shape))

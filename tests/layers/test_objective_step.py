@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.optimum import polish
 
 BENDS = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 
@@ -157,3 +158,35 @@ def test_recorded() -> None:
         found, wanted = own.solve(y, x), other.solve(y, x)
         assert torch.equal(found.raw, y)
         torch.testing.assert_close(found.value, wanted.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (lambda y, x: cost(y, x).unsqueeze(1), r"shape \(4, 1\)"),
+        (lambda y, x: cost(y, x).sum(), r"shape \(\)"),
+        (lambda y, x: 3.0, "float"),
+    ],
+    ids=["a column", "a sum", "a number"],
+)
+def test_an_objective_of_another_shape_is_refused(wrong: Callable[[Tensor, Tensor], Tensor], what: str) -> None:
+    """Wherever a user's objective comes in: the step, the choice of the best, polishing, and a problem."""
+    y, x, message = draw(4, 3), draw(4, 3, seed=1), rf"`objective\(y, x\)` must return shape \(4,\).* but got {what}"
+
+    class Own(sn.Problem):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constraints, self.inputs, self.size = simplex(), x, 3
+
+        def objective(self, y: Tensor, x: Tensor) -> Tensor:
+            return wrong(y, x)
+
+    for call in (
+        lambda: layer(objective=wrong)(y, x),
+        lambda: polish(wrong, simplex(), y, x),
+        lambda: Own().run(sn.ConstrainedModel(torch.nn.Identity(), sn.SnareLayer(simplex())), x),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match=r"`objective\(y, x\)` must return shape \(8,\)"):
+        sn.BestOfLayer(simplex(), wrong, count=2)(draw(4, 6), x)

@@ -120,3 +120,10 @@ class TestSlope:
         bound = slope.bound(draw(6, seed=2).abs() + 0.1)
         assert torch.linalg.eigvalsh(torch.diag(bound) - H).min() >= -1e-12
         assert torch.linalg.eigvalsh(torch.diag(bound) + H).min() >= -1e-12
+
+    def test_a_constant_has_none(self) -> None:
+        y = draw(5, 4)
+        slope = Slope(lambda y, x: torch.ones(len(y), dtype=y.dtype), y, None)
+        for found in (slope.value, slope.product(y)):
+            assert torch.equal(found, torch.zeros_like(y))
+        assert torch.equal(slope.diagonal(), torch.zeros_like(y[0]))

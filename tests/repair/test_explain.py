@@ -373,10 +373,11 @@ def test_a_sparse_jacobian_given_as_a_dense_one() -> None:
         (lambda y: y.abs(), "kinked"),
         (lambda y: y.relu(), "kinked"),
         (lambda y: (y - 1).abs(), None),
-        (lambda y: y[:, :1] * 0 + 1.0, None),  # depends on nothing
-        (lambda y: (1e6 * y).tanh(), None),  # saturated
+        (lambda y: y[:, :1] * 0 + 1.0, "1 of 1 rows is without a derivative"),  # depends on nothing
+        (lambda y: y.detach(), "6 of 6 rows are without a derivative"),
+        (lambda y: (1e6 * y).tanh(), "without a derivative"),
     ],
-    ids=["exp", "cubic", "product", "far branch", "abs", "relu", "shifted abs", "constant", "saturated"],
+    ids=["exp", "cubic", "product", "far branch", "abs", "relu", "shifted abs", "constant", "detached", "saturated"],
 )
 def test_what_rows_are_not(fn: Callable[[Tensor], Tensor], text: str | None) -> None:
     y = draw(4, 6)

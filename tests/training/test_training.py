@@ -857,6 +857,29 @@ class TestMishaps:
         assert all(tensor.isfinite().all() for name, tensor in tensors.items() if name.startswith("model.net."))
         assert len(run.metrics()) == 2
 
+    def test_an_objective_without_a_derivative_is_refused(self, tmp_path: Path) -> None:
+        class Detached(Own):
+            def objective(self, y: Tensor, x: Tensor) -> Tensor:
+                return super().objective(y.detach(), x)
+
+        with pytest.raises(ValueError, match=r"`objective\(y, x\)` has no derivative in `y`.* detached\?"):
+            fit(tmp_path, Detached())
+
+    def test_an_objective_outside_its_domain_is_said_once(self, tmp_path: Path) -> None:
+        """Its value is no number there, its gradient may be one."""
+
+        class Outside(Own):
+            def objective(self, y: Tensor, x: Tensor) -> Tensor:
+                return (y - 100).log().sum(1)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = fit(tmp_path, Outside())
+        said = [str(one.message) for one in caught if "the objective of some outputs" in str(one.message)]
+        assert len(said) == 1
+        assert "was no number in epoch 1" in said[0]
+        assert len(run.metrics()) == 4
+
     def test_an_interrupt_keeps_the_last_checkpoint(self, tmp_path: Path) -> None:
         def interrupt(line: dict) -> None:
             if line["epoch"] == 3:

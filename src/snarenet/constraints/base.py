@@ -244,7 +244,9 @@ class Constraints(nn.Module, ABC):
         shape = (y.shape[0], map.rows)
         limit = getattr(self, "limit", None)
         equal = isinstance(limit, Bounds) and limit.equal
-        return Instance(map, _expand("lower", lower, shape, y), _expand("upper", upper, shape, y), (equal,))
+        names = ("equals", "equals") if equal else ("lower", "upper")
+        lower, upper = (_expand(name, bound, shape, y) for name, bound in zip(names, (lower, upper), strict=True))
+        return Instance(map, lower, upper, (equal,))
 
 
 class LimitedRows(Constraints):

@@ -79,6 +79,15 @@ def check_ordered(lower: Tensor, upper: Tensor) -> None:
         )
 
 
+def check_objective(value: object, y: Tensor) -> Tensor:
+    """`value`, unless it is not what an objective f(y, x) of the batch y must return."""
+    if not isinstance(value, Tensor) or value.shape != y.shape[:1]:
+        raise ValueError(
+            f"`objective(y, x)` must return shape ({len(y)},), a number for every sample, but got {describe(value)}"
+        )
+    return value
+
+
 def is_function(value: object) -> bool:
     """Is this datum a function of x (a module counts as one)?"""
     return callable(value) and not isinstance(value, Tensor)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from snarenet.constraints import Constraints
+from snarenet.constraints.data import check_objective
 from snarenet.layers.snare import SnareLayer
 from snarenet.repair import Explanation
 from snarenet.repair.options import check_count
@@ -81,7 +82,8 @@ class BestOfLayer(SnareLayer):
         with torch.no_grad():
             outside = torch.where(found.converged, 0.0, found.violation)
             assert self.objective is not None
-            value = torch.where(found.converged, self.objective(found.value, x), 0.0)
+            value = check_objective(self.objective(found.value, x), found.value)
+            value = torch.where(found.converged, value, 0.0)
             order = torch.stack([outside, value], 0).unflatten(1, (-1, self.count))
             outside, value = order.nan_to_num(torch.inf)
             least = outside == outside.amin(1, keepdim=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from snarenet.constraints import Constraints
-from snarenet.constraints.data import select_inputs
+from snarenet.constraints.data import check_objective, select_inputs
 from snarenet.damping import Damping, as_damping
 from snarenet.layers.base import Layer, OnFailure
 from snarenet.layers.steady import steady
@@ -280,13 +280,13 @@ def _slope(f: Callable[[Tensor, Any], Tensor], y: Tensor, x: Any) -> tuple[Tenso
     if not torch.compiler.is_exporting():
 
         def total(z: Tensor) -> tuple[Tensor, Tensor]:
-            value = f(z, x)
+            value = check_objective(f(z, x), z)
             return value.sum(), value
 
         return torch.func.grad(total, has_aux=True)(_Guarded.apply(y))
     with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         leaf = y.detach().requires_grad_()
-        value = f(leaf, x)
+        value = check_objective(f(leaf, x), leaf)
         return torch.autograd.grad(value.sum(), leaf)[0], value
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snarenet.constraints.data import check_objective
+
 _NUMBERS = 2**22  # in a chunk of second derivatives
 
 Objective = Callable[[Tensor, Any], Tensor]
@@ -30,8 +32,10 @@ class Slope:
     def __init__(self, objective: Objective, y: Tensor, x: Any) -> None:
         with torch.enable_grad():
             self._y = y.detach().requires_grad_()
-            found = objective(self._y, x)
-            (self._slope,) = torch.autograd.grad(found.sum(), self._y, create_graph=True)
+            found = check_objective(objective(self._y, x), self._y)
+            self._slope = torch.zeros_like(y)  # of a constant
+            if found.requires_grad:
+                (self._slope,) = torch.autograd.grad(found.sum(), self._y, create_graph=True)
         self.objective, self.value = found.detach(), self._slope.detach()
 
     def product(self, vectors: Tensor, batched: bool = False) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from snarenet.constraints import Constraints
 from snarenet.constraints.base import largest
+from snarenet.constraints.data import check_objective
 from snarenet.problems.feasible import has_point
 from snarenet.solution import Solution
 
@@ -94,7 +95,7 @@ class Problem(nn.Module, ABC):
         """What `model` achieves on the inputs x."""
         solution = model.solve(self.seen(x), relax)
         y = solution.value
-        objective = self.objective(y, x)
+        objective = check_objective(self.objective(y, x), y)
         errors = self.constraints.residual(y.to(torch.float64), x).abs()  # as `Solution.violation` is measured
         return Outcome(
             objective=objective,

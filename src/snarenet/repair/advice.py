@@ -106,10 +106,16 @@ class _Found(NamedTuple):
     single: Tensor  # linear and shared, with one entry
     diagonal: Tensor  # quadratic, with a diagonal Hessian
     kinked: Tensor
+    flat: Tensor  # without a derivative anywhere
 
 
 def _on_function(name: str, found: _Found, least: float, dense: bool) -> Iterator[str]:
     plain = found.linear
+    if bool(found.flat.any()):
+        yield (
+            f"{name}: {_count(found.flat)} without a derivative in y wherever one looks, so no step changes "
+            "what they violate: constant, saturated, detached, or computed outside torch?"
+        )
     if int(found.single.sum()) >= least:
         plain = plain & ~found.single
         yield f"{name}: {_count(found.single)} one variable times a number: as a Box they are eliminated."
@@ -180,7 +186,8 @@ def _judge(J: Tensor, still: Tensor, row: Tensor, map: Map) -> _Found:
     forth = nothing(up - p, up) & nothing(down - p, down)
     kinked = forth & nothing(back_up - back, back, back_up) & nothing(back_down - back, back, back_down) & ~linear
     shared = nothing(p - p[0])
-    return _Found(linear & (used > 0), shared, linear & shared & (used == 1), quadratic & own, kinked)
+    single = linear & shared & (used == 1)
+    return _Found(linear & (used > 0), shared, single, quadratic & own, kinked, flat=used == 0)
 
 
 def _on_parallel_rows(parts: tuple[Map, ...]) -> Iterator[str]:

@@ -93,7 +93,7 @@ class Session:
             Member(run, model, averaged, generator, self.config.build_relaxation())
             for run, model, averaged, generator in zip(runs, each, averages, generators, strict=True)
         ]
-        self.epoch, self.seconds, self.warned = 0, 0.0, False
+        self.epoch, self.seconds, self.warned, self.outside = 0, 0.0, False, False
         group.broadcast(self.model.state_dict().values())
 
     @property
@@ -131,7 +131,7 @@ class Session:
             begin = time.perf_counter()
             found = self._train_epoch()
             self.epoch += 1
-            self._check([line["loss"] + line["objective"] for line in found])  # a loss may leave out what is no number
+            self._check(found)
             self.seconds += time.perf_counter() - begin  # of training alone
             done = {"epoch": self.epoch, "step": self.epoch * self.steps_per_epoch}
             lines = [{**done, **line, "seconds": self.seconds} for line in found]
@@ -163,16 +163,30 @@ class Session:
             stacklevel=2,
         )
 
-    def _check(self, losses: list[float]) -> None:
+    def _warn_of_domain(self, line: dict[str, Any]) -> None:
+        """Say once if outputs that count have an objective that is no number, whatever its gradient is there."""
+        if self.outside or not math.isnan(line["loss"]) or not self.group.leads:
+            return
+        self.outside = True
+        warnings.warn(
+            f"the objective of some outputs was no number in epoch {self.epoch}, and what they teach means nothing: "
+            "keep them in its domain by rows of the set, a `Box` for example",
+            stacklevel=2,
+        )
+
+    def _check(self, lines: list[dict[str, Any]]) -> None:
         """Stop once the weights of all runs have ceased to be numbers, which they stay; say so if those of one have."""
-        for member, loss in zip(self.members, losses, strict=True):
-            finite = not math.isnan(loss) or all(p.isfinite().all() for p in member.model.parameters())
-            if member.broken or finite:
+        for member, line in zip(self.members, lines, strict=True):
+            known = not math.isnan(line["loss"] + line["objective"])  # a loss may leave out what is no number
+            if member.broken or known:
+                continue
+            if all(p.isfinite().all() for p in member.model.parameters()):
+                self._warn_of_domain(line)
                 continue
             member.broken = True
             said = (
                 f"the training of seed {member.run.config.seed} broke down in epoch {self.epoch}: its weights are no "
-                "longer numbers; a lower `lr` or a `clip` may help"
+                "longer numbers; a lower `lr` or a `clip` may help, or a set inside the objective's domain"
             )
             if all(other.broken for other in self.members):
                 raise FloatingPointError(said)

@@ -213,6 +213,11 @@ class Stepper:
             relax = relax.repeat_interleave(size, 0)
         witness = Witness(model)
         outcome = self.problem.run(witness, mine, relax if isinstance(relax, Tensor) else None)
+        if not outcome.cost.requires_grad and not config.penalty:
+            raise ValueError(
+                "`objective(y, x)` has no derivative in `y`, so there is nothing to train by: was it computed outside "
+                "torch, or detached?"
+            )
         penalty = outcome.penalty if config.penalised == "squares" else outcome.errors.sum(1)
         loss = outcome.cost + config.penalty * penalty
         if config.method == "snare" and not config.penalty and not soft:

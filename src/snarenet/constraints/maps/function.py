@@ -116,10 +116,10 @@ class FunctionMap(Map):
         if self.rows <= n:  # one backward pass per row
             _, pull, *_ = torch.func.vjp(self.value, y)
             rows = torch.eye(self.rows, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
-            return torch.func.vmap(lambda w: pull(w)[0], out_dims=1, chunk_size=chunk)(rows)
+            return torch.func.vmap(lambda w: pull(w)[0], chunk_size=chunk)(rows).transpose(0, 1)
         columns = torch.eye(n, dtype=y.dtype, device=y.device).unsqueeze(1).expand(-1, batch, -1)
         push = lambda t: torch.func.jvp(self.value, (y,), (t,))[1]  # noqa: E731
-        return torch.func.vmap(push, out_dims=2, chunk_size=chunk)(columns)
+        return torch.func.vmap(push, chunk_size=chunk)(columns).permute(1, 2, 0)
 
     def _compiled_jacobian(self, y: Tensor) -> Tensor | None:
         by_rows, n = self.rows <= y.shape[1], y.shape[1]
