@@ -170,6 +170,24 @@ class TestDetection:
         assert pattern is not None
         assert int((pattern.row == SIZE - 1).sum()) == SIZE
 
+    @pytest.mark.parametrize("first", [0.0, 1.0])
+    def test_points_without_a_derivative_say_nothing(self, first: float) -> None:
+        """That of q |q|^0.852 is NaN at zero, in backward passes for neighbours as well."""
+
+        def pipes(y: Tensor, x: Any) -> Tensor:
+            q, a, b = y.chunk(3, 1)
+            return torch.cat([q * q.abs().pow(0.852) + a - b, q[:, 1:] - q[:, :-1]], 1)
+
+        constraints, y = sn.Nonlinear(pipes, 2 * SIZE - 1, upper=0.5), first * draw(4, 3 * SIZE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SparsityWarning)
+            for point in (y, 0 * y, y):
+                constraints.jacobian(point)
+        pattern = constraints.at(y).map.pattern
+        assert pattern is not None
+        assert Colouring.of(pattern).by_rows
+        assert pattern.nnz == 3 * SIZE + 2 * (SIZE - 1)
+
     def test_a_branch_that_one_sample_of_the_batch_takes(self) -> None:
         def g(y: Tensor, x: Tensor) -> Tensor:
             return chain(y) + torch.where(x > 0, y[:, :1] ** 2, 0.0)

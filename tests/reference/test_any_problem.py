@@ -97,6 +97,27 @@ def test_second_derivatives_are_those_of_the_lagrangian(horizon: int) -> None:
         np.testing.assert_allclose(found[: j + 1, j], column[: j + 1], atol=1e-6)
 
 
+def test_a_start_without_derivatives(capfd: pytest.CaptureFixture[str]) -> None:
+    """That of q |q|^0.852 is NaN at zero: IPOPT begins beside it, and CasADi does not print a line for every call."""
+
+    class Pipes(Problem):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size, self.inputs = 3, 1 + torch.rand(4, 1, generator=torch.Generator().manual_seed(0)).double()
+            loss = sn.Nonlinear(lambda y, x: (y * y.abs().pow(0.852)).sum(1, keepdim=True), 1, equals=lambda x: x)
+            self.constraints = loss & sn.Box(-2.0, 2.0)
+
+        def objective(self, y: Tensor, x: Tensor) -> Tensor:
+            return y.square().sum(1)
+
+    problem = Pipes()
+    found = here(problem, problem.inputs, starts=1)
+    assert found.ok.all()
+    least = 3 * (problem.inputs[:, 0] / 3) ** (2 / 1.852)  # all pipes alike
+    torch.testing.assert_close(found.objective, least, rtol=1e-6, atol=0)
+    assert "CasADi" not in "".join(capfd.readouterr())
+
+
 def test_first_derivatives_on_the_pattern() -> None:
     one = program(PlainPlan(15, instances=1))
     y, places = np.random.default_rng(0).standard_normal(75), one.places()

@@ -387,6 +387,28 @@ def test_what_rows_are_not(fn: Callable[[Tensor], Tensor], text: str | None) -> 
     assert text is None or text in advice[0]
 
 
+@pytest.mark.parametrize(
+    ("fn", "where"),
+    [
+        (lambda y: y * y.abs().pow(0.852), "y = 0"),
+        (lambda y: (y.square() + y.roll(1, 1).square()).sqrt(), "y = 0"),
+        (lambda y: (y.square() + y.roll(1, 1).square() - 1).relu().sqrt(), "some of these y"),
+        (lambda y: y * y.abs().clamp(min=1e-9).pow(0.852), None),
+        (lambda y: y[:, :2].norm(dim=1, keepdim=True), None),
+        (lambda y: y.exp().log(), None),
+        (lambda y: y.reciprocal(), None),  # no value at 0, either
+    ],
+    ids=["power", "root", "root of a branch", "clamped power", "norm", "log", "reciprocal"],
+)
+def test_where_rows_have_no_derivative(fn: Callable[[Tensor], Tensor], where: str | None) -> None:
+    y = 0.1 * draw(4, 6)
+    rows = fn(y).shape[1]
+    advice = sn.explain(sn.Nonlinear(lambda y, x: fn(y), rows=rows, upper=0.5), y).advice
+    said = [sentence for sentence in advice if "without a finite derivative" in sentence]
+    assert len(said) == (where is not None)
+    assert where is None or f"{rows} of {rows} rows are without a finite derivative at {where}" in said[0]
+
+
 def test_a_matrix_that_depends_on_x() -> None:
     constraints = sn.Nonlinear(lambda y, x: (y * x).sum(1, keepdim=True), rows=1, upper=0.5)
     (sentence,) = sn.explain(constraints, draw(4, 6), draw(4, 6, seed=1)).advice

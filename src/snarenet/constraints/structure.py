@@ -132,14 +132,17 @@ class Structure:
         )
 
 
-def _around(function: Function, y: Tensor, samples: Tensor) -> Pattern:
-    """What is nonzero at random points around some of the samples (k,)."""
+def _around(function: Function, y: Tensor, samples: Tensor, at: bool = False) -> Pattern:
+    """What is nonzero at random points around some of the samples (k,), and, if asked for, at these themselves."""
     count = min(_POINTS, max(len(_SCALES), _SEEDS // max(1, min(y.shape[1], function.rows))))
     which = samples[(torch.arange(count) * len(samples)) // count].to(y.device)
     noise = torch.randn(count, y.shape[1], generator=torch.Generator().manual_seed(0)).to(y)
     scales = torch.tensor(_SCALES).repeat(count)[:count].to(y)
-    near = y[which]
-    return nonzeros(function.select(which), near + scales.unsqueeze(1) * (1 + near.abs()) * noise)
+    points = y[which] + scales.unsqueeze(1) * (1 + y[which].abs()) * noise
+    if at:
+        which = torch.cat([which, samples.to(y.device)])
+        points = torch.cat([points, y[samples.to(y.device)]])
+    return nonzeros(function.select(which), points)
 
 
 def _verified(function: Function, products: Products, colouring: Colouring, seed: int) -> Colouring:
@@ -153,8 +156,7 @@ def _verified(function: Function, products: Products, colouring: Colouring, seed
         suspects = wrong.any(1).nonzero().squeeze(1)[:_SUSPECTS].cpu()
         if not len(suspects):
             return colouring
-        here = suspects.to(y.device)
-        wider = pattern | nonzeros(function.select(here), y[here]) | _around(function, y, suspects)
+        wider = pattern | _around(function, y, suspects, at=True)
         if wider is pattern:  # what differs is rounding
             return colouring
         colouring = Colouring.of(wider)

@@ -4,6 +4,9 @@ Structured programs and families that are written for CasADi are differentiated 
 evaluated by its own functions: torch gives the gradient, the Jacobian on the pattern that `Nonlinear` detected, and the
 Hessian of the Lagrangian $σ f + λ^\top g$, itself the Jacobian of a function of y, on a pattern detected likewise.
 AC-OPF with 57 buses takes 0.5 s so, with CasADi 0.03 s, and with a limited-memory approximation of the Hessian 17 s.
+
+IPOPT gives up where a derivative is no number, as that of a root or a power of zero, which is where it likes to start.
+It is then asked once more, from a point beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from snarenet.reference.engines import Engine
 from snarenet.reference.expressed import Expressed, model_of
 from snarenet.reference.program import Array, Program, QuadraticRows, Structured, need
 from snarenet.reference.reading import Autograd, Places
+
+
+_BESIDE = 1e-3  # how far from a start without derivatives the next one is, in units of each variable's size, or 1
 
 
 class Ipopt(Engine):
@@ -34,7 +40,8 @@ class Ipopt(Engine):
     def __init__(self, program: Program) -> None:
         ca = need("casadi")
         self.program, self.kept = program, []  # CasADi does not keep what it calls
-        settings: dict[str, Any] = {"print_time": False} | {f"ipopt.{name}": v for name, v in self.options.items()}
+        settings: dict[str, Any] = {"print_time": False, "show_eval_warnings": False}
+        settings |= {f"ipopt.{name}": v for name, v in self.options.items()}
         if isinstance(program, Structured):
             nlp = _structured(ca, program)
         elif isinstance(program, Expressed):
@@ -64,6 +71,10 @@ class Ipopt(Engine):
         if isinstance(program, Expressed):
             given["p"] = program.x
         found = self.solver(**given)
+        if self.solver.stats()["return_status"] == "Invalid_Number_Detected":
+            noise = np.random.default_rng(0).standard_normal(len(start))
+            given["x0"] = given["x0"] + _BESIDE * np.maximum(1, np.abs(given["x0"])) * noise
+            found = self.solver(**given)
         self.multipliers = _multipliers(program, found, lower, upper)
         return found["x"].full().ravel()
 

@@ -56,6 +56,7 @@ def advise(options: Options, constraints: Constraints, instance: Instance, y: Te
 def _on_part(name: str, map: Map, y: Tensor, least: float) -> Iterator[str]:
     """On one set; bounds on variables are worth a `Box` if there are at `least` so many."""
     if isinstance(map, FunctionMap):
+        yield from _on_derivatives(name, map, y)
         yield from _on_pattern(name, map, y)
     if map.linear:
         yield from _on_linear(name, map, y, least)
@@ -65,6 +66,18 @@ def _on_part(name: str, map: Map, y: Tensor, least: float) -> Iterator[str]:
             yield from _on_function(name, found, least, dense=map.pattern is None)
         elif found is not None and bool((found.diagonal | found.linear).all()):
             yield f"{name}: all Hessians are diagonal: give H as diagonals, (m, n)."
+
+
+def _on_derivatives(name: str, map: FunctionMap, y: Tensor) -> Iterator[str]:
+    """Rows with a value and no derivative, at y or at zero, where predictions and other solvers begin."""
+    for where, point in (("some of these y", y), ("y = 0", torch.zeros_like(y))):
+        missing = map.value(point).isfinite() & ~Products(map.value, point).jvp(torch.ones_like(y)).isfinite()
+        if bool(missing.any()):
+            yield (
+                f"{name}: {_count(missing.any(0))} without a finite derivative at {where}, where there is a value: a "
+                "root or a power of zero? No step leads away from there: write sqrt(z + 1e-12), or |z|.clamp(min=1e-9)."
+            )
+            return
 
 
 def _on_pattern(name: str, map: FunctionMap, y: Tensor) -> Iterator[str]:
