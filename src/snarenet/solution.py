@@ -35,8 +35,8 @@ _MESSAGES = {
     Status.MAX_STEPS: "the step limit came before the tolerance; allow more steps or a larger tolerance.",
     Status.STALLED: "the violation stopped decreasing above the tolerance; the set may be empty for this input: "
     "`solution.conflict()` names the rows that conflict.",
-    Status.NONFINITE: "the prediction, a constraint, its derivative or the output in its precision was NaN or infinite, "
-    "or the repair ran away from the set.",
+    Status.NONFINITE: "the prediction, a constraint, its derivative or the output in its precision was NaN or "
+    "infinite, or the repair ran away from the set.",
 }
 
 

@@ -21,7 +21,6 @@ from snarenet.reference.expressed import Expressed, model_of
 from snarenet.reference.program import Array, Program, QuadraticRows, Structured, need
 from snarenet.reference.reading import Autograd, Places
 
-
 _BESIDE = 1e-3  # how far from a start without derivatives the next one is, in units of each variable's size, or 1
 
 
