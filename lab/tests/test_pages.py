@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from snarenet.report.numbers import short
 from snarenet_lab.report.documents import write_results
 from snarenet_lab.report.page_tables import TABLES, compared, items, parity
 from snarenet_lab.report.pages import fill, stale, write_pages
@@ -55,13 +54,6 @@ class TestThisRepository:
             text = re.sub(r"^\s*```.*?^\s*```|^\s*\$\$.*?\$\$$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
             lines = [line for line in text.splitlines() if not line.strip().startswith(whole)]
             assert [line for line in lines if len(line) > 120] == [], page.name
-
-    def test_the_readme_says_what_the_results_say(self) -> None:
-        readme, found = (DOCS.parent / "README.md").read_text(), {r.item: r for r in read_results(DOCS / "results")}
-        for family, source in (("nclp", "best"), ("qcqp", "best"), ("qcqp", "paper")):
-            rows = [row for row in found[family].sheets[0].rows if row.source == source]
-            (row,) = [row for row in rows if row.label == "SnareNet, tol 1e-8"]
-            assert f" {short(row.cells['gap_gmean'].mean, 2)}" in readme, (family, source)
 
     def test_notes_are_about_rows_that_are_there(self) -> None:
         notes, found = read_notes(DOCS / "results"), {item.item: item for item in read_results(DOCS / "results")}
