@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -72,6 +73,54 @@ def test_a_function_outside_torch_has_no_gradient_and_says_so() -> None:
     assert constraints.violation(sn.repair(constraints, y).value).max() <= 1e-8
     with pytest.raises(ValueError, match=r"`fn` must be differentiable by autograd .* no derivative in `y`"):
         sn.repair(constraints, y.requires_grad_())
+
+
+def log_volume(y: Tensor, x: Tensor) -> Tensor:
+    """log det of the matrix with entries y, where it is positive definite: elsewhere `cholesky` raises an error."""
+    factor = torch.linalg.cholesky(y.unflatten(1, (2, 2)) + x.unsqueeze(2))
+    return 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
+
+
+class TestErrorsOfOneSample:
+    Y = torch.tensor([[2.0, 0, 0, 2], [1, 0, 0, -1], [3, 1, 1, 3], [-1, 0, 0, 1]], dtype=torch.float64)
+    X = torch.zeros(4, 1, dtype=torch.float64)
+    CONSTRAINTS = sn.Nonlinear(log_volume, 1, lower=2.5)
+
+    def test_others_are_evaluated(self) -> None:
+        y = self.Y.clone().requires_grad_()
+        with pytest.warns(RuntimeWarning, match="`fn` raised an error at some y, where it counts as NaN: linalg.chol"):
+            value = self.CONSTRAINTS.value(y, self.X).squeeze(1)
+        assert value.isnan().tolist() == [False, True, False, True]
+        torch.testing.assert_close(value[::2], self.Y[::2].unflatten(1, (2, 2)).logdet())
+        value[::2].sum().backward()
+        assert y.grad is not None
+        torch.testing.assert_close(y.grad[::2].unflatten(1, (2, 2)), self.Y[::2].unflatten(1, (2, 2)).inverse().mT)
+
+    @pytest.mark.filterwarnings("ignore:.*counts as NaN:RuntimeWarning")
+    @pytest.mark.parametrize("copies", [1, 6], ids=["by rows", "by columns"])
+    def test_jacobians_of_others(self, copies: int) -> None:
+        constraints = sn.Nonlinear(lambda y, x: log_volume(y, x).expand(-1, copies), copies, lower=2.5)
+        J = constraints.jacobian(self.Y, self.X)[::2]
+        expected = self.Y[::2].unflatten(1, (2, 2)).inverse().mT.flatten(1)
+        torch.testing.assert_close(J, expected.unsqueeze(1).expand(-1, copies, -1))
+
+    @pytest.mark.filterwarnings("ignore:.*counts as NaN:RuntimeWarning")
+    def test_others_are_repaired(self) -> None:
+        found = sn.repair(self.CONSTRAINTS, self.Y, self.X)
+        assert found.status.tolist() == [sn.Status.CONVERGED, sn.Status.NONFINITE] * 2
+        assert self.CONSTRAINTS.violation(found.value[::2], self.X[::2]).max() <= 1e-8
+
+    def test_predictions_that_are_no_numbers_are_not_worth_a_word(self) -> None:
+        y = self.Y[::2].clone()
+        y[0, 0] = torch.nan
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            value = self.CONSTRAINTS.value(y, self.X[:2])
+        assert value.isnan().squeeze(1).tolist() == [True, False]
+
+    def test_other_errors_are_raised(self) -> None:
+        with pytest.raises(RuntimeError, match="shape"):
+            sn.Nonlinear(lambda y, x: y.view(-1, 3), 3, upper=0.0).value(self.Y[:1])
 
 
 @pytest.mark.parametrize("rows", [2, 7])

@@ -158,6 +158,25 @@ def test_a_sphere_has_a_closed_form() -> None:
     assert_equal(project(sphere, y, None), 2 * y / y.norm(dim=1, keepdim=True), 1e-9)
 
 
+def test_the_nearest_positive_definite_matrix() -> None:
+    """Clips the eigenvalues, in the metric that counts entries beside the diagonal twice."""
+    k = 5
+    i, j = torch.tril_indices(k, k)
+
+    def matrices(y: Tensor) -> Tensor:
+        lower = y.new_zeros(len(y), k, k).index_put((torch.arange(len(y))[:, None], i, j), y)
+        return lower + lower.tril(-1).mT
+
+    y = draw(40, len(i), seed=8)
+    weights = torch.where(i == j, 1.0, 2.0).double()
+    definite = sn.Nonlinear(lambda y, x: torch.linalg.eigvalsh(matrices(y)), k, lower=0.1)
+    found = sn.repair(definite, y, weights=weights)
+    assert found.converged.all()
+    values, vectors = torch.linalg.eigh(matrices(y))
+    nearest = ((vectors * values.clamp(min=0.1).unsqueeze(1)) @ vectors.mT)[:, i, j]
+    torch.testing.assert_close(found.value, nearest, rtol=0, atol=1e-6)
+
+
 def test_feasible_points_stay() -> None:
     z = project(shell(), Y, X)
     inside = sn.Nonlinear(lambda y, x: y.square().sum(1, keepdim=True), rows=1, upper=100.0)

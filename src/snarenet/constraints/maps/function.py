@@ -28,6 +28,7 @@ from snarenet.constraints.products import CHUNK, Products
 from snarenet.constraints.recorded import Recorded
 from snarenet.constraints.sparsity import Pattern
 from snarenet.constraints.structure import Given, Structure, transformed
+from snarenet.solution import warn
 
 _PROBES = 8  # random directions that estimate what rows too many for a Jacobian may change by
 _SPREAD = 4.0  # times the mean square of those changes: more than rounding, which has random signs, ever makes of it
@@ -93,10 +94,24 @@ class FunctionMap(Map):
         if not torch.compiler.is_compiling() and not len(y):  # reshaped to (B, -1, k), nobody is an error
             return y.new_zeros(0, self.rows) + 0 * y.sum()
         value = None if self.compiled is None else self.compiled.value(self.fn, y, self.x)
-        value = self.fn(y, self.x) if value is None else value
+        value = self._evaluate(y) if value is None else value
         if not isinstance(value, Tensor) or value.shape != (y.shape[0], self.rows):
             raise ValueError(f"`fn(y, x)` must return shape {(y.shape[0], self.rows)}, but got {describe(value)}")
         return value
+
+    def _evaluate(self, y: Tensor) -> Tensor:
+        """g(y), with NaN for samples that fn cannot take: torch.linalg has an error for all if one matrix is bad."""
+        try:
+            return self.fn(y, self.x)
+        except torch.linalg.LinAlgError as error:
+            if torch.compiler.is_compiling():
+                raise
+            if len(y) == 1:
+                if bool(y.isfinite().all()):
+                    warn(f"`fn` raised an error at some y, where it counts as NaN: {error}", RuntimeWarning)
+                return y.new_full((1, self.rows), torch.nan)
+            halves = torch.arange(len(y), device=y.device).chunk(2)
+            return torch.cat([self.select(half).value(y[half]) for half in halves])
 
     def jacobian(self, y: Tensor) -> Tensor:
         if self.compressed(look=True):
