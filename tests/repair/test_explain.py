@@ -269,9 +269,9 @@ def curved_sphere() -> sn.Constraints:
 def test_rescue() -> None:
     y = draw(3, SIZE)
     assert sn.explain(wave(), y).rescue == "none"
-    assert sn.SnareLayer(wave()).explain(y).rescue == "up to 7 more attempts"
+    assert sn.SnareLayer(wave()).explain(y).rescue == "up to 8 more attempts"
     assert sn.SnareLayer(wave(), rescue="first").explain(y).rescue == "up to 1 more attempt"
-    assert sn.SnareLayer(sn.Linear(draw(2, SIZE), upper=0.0)).explain(y).rescue == "up to 1 more attempt"
+    assert sn.SnareLayer(sn.Linear(draw(2, SIZE), upper=0.0)).explain(y).rescue == "up to 2 more attempts"
     with pytest.raises(ValueError, match="`rescue` must be True, False or 'first', but got 'second'"):
         sn.SnareLayer(wave(), rescue="second")  # pyright: ignore[reportArgumentType]
 

@@ -28,6 +28,7 @@ from snarenet.repair.choose import choose
 from snarenet.repair.loop import ConstraintSpace, Loop, OutputSpace
 from snarenet.repair.options import Options
 from snarenet.repair.repair import repair_with
+from snarenet.repair.start import nearest
 from snarenet.testing import assert_equal, draw, gradients
 
 repair = partial(sn.repair, start=None)  # the steps by themselves; where else they begin is tested in start/
@@ -494,6 +495,63 @@ class TestRescue:
         assert (solution.status == sn.Status.STALLED).all()
         assert_equal(solution.violation, torch.ones(3, dtype=torch.float64), 1e-6)
         assert (solution.steps <= 200).all()
+
+
+class TestStraight:
+    """Convex sequences: hundreds of rows that are nearly dependent; what mends one breaks its neighbours."""
+
+    SIZE = 200
+    SECOND = torch.eye(SIZE, dtype=torch.float64).diff(n=2, dim=0)
+
+    def draw(self, seed: int) -> Tensor:
+        return 0.3 * draw(8, self.SIZE, seed=seed).cumsum(1) + draw(8, self.SIZE, seed=seed + 100)
+
+    def nearest(self, y: Tensor) -> Tensor:
+        """The projection: y + A'w, where w >= 0 makes it shortest."""
+        optimize = pytest.importorskip("scipy.optimize")
+        A = self.SECOND.numpy()
+        return torch.stack([sample + torch.from_numpy(A.T @ optimize.nnls(A.T, -sample.numpy())[0]) for sample in y])
+
+    def test_linear_rows_never_fail(self) -> None:
+        y = self.draw(0).requires_grad_()
+        convex = sn.Linear(self.SECOND, lower=0.0)
+        failed = ~repair(convex, y, start=None).converged
+        assert failed.any()
+        found = repair(convex, y, rescue=True)
+        assert found.converged.all()
+        assert_equal(found.value[failed], self.nearest(y.detach()[failed]), 1e-7)
+
+        v, h = draw(*y.shape, seed=5), 1e-6
+        (slope,) = torch.autograd.grad((found.value[failed] * v[failed]).sum(), y)
+        d = draw(*y.shape, seed=6)
+        there, back = (self.nearest((y.detach() + sign * h * d)[failed]) for sign in (1, -1))
+        assert_equal((slope * d).sum(), ((there - back) * v[failed]).sum() / (2 * h), 1e-4)
+
+    def test_functions_that_nobody_knows_to_be_linear(self) -> None:
+        y = self.draw(5)[:1]
+        convex = sn.Nonlinear(lambda y, x: y.diff(n=2, dim=1), self.SIZE - 2, lower=0.0)
+        assert not repair(convex, y).converged.any()
+        found = repair(convex, y, rescue=True)
+        assert found.converged.all()
+        assert_equal(found.value, self.nearest(y), 1e-7)
+
+    def test_weights(self) -> None:
+        y, weights = self.draw(0), 0.5 + draw(self.SIZE, seed=7).abs()
+        failed = ~repair(sn.Linear(self.SECOND, lower=0.0), y, weights=weights).converged
+        found = repair(sn.Linear(self.SECOND, lower=0.0), y, weights=weights, rescue=True).value[failed]
+        assert failed.any()
+        scaled = sn.Linear(self.SECOND / weights.sqrt(), lower=0.0)  # the same in units in which all weights are one
+        assert_equal(found, repair(scaled, y * weights.sqrt(), rescue=True).value[failed] / weights.sqrt(), 1e-7)
+
+    def test_a_few_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        y, convex = self.draw(0), sn.Linear(self.SECOND[:, :60][:58], lower=0.0)
+        y = torch.cat([y[:, :60], -y[:, 60:120]])
+        instance = convex.at(y)
+        monkeypatch.setattr(nearest, "sparse_systems", lambda *_, **__: None)
+        whole = nearest.seek(instance, y, None, 1e-8)
+        monkeypatch.setattr(nearest, "_ROOM", 3 * 60 * 60)
+        assert_equal(nearest.seek(instance, y, None, 1e-8), whole, 1e-9)
+        assert convex.violation(whole).max() <= 1e-8
 
 
 class TestFewActiveRows:

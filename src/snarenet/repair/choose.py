@@ -187,7 +187,7 @@ def _density(instance: Instance, of_rows: bool = False) -> str | None:
     rows = _beside_a_box(parts)
     if torch.compiler.is_compiling():
         return "a compiled repair has dense systems"
-    if len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
+    if not of_rows and len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
         return "systems of constant rows without a box are dense"
     pattern = rows.pattern
     if pattern is None:

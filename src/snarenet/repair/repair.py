@@ -21,7 +21,7 @@ from snarenet.repair.metric import Metric, metric_of
 from snarenet.repair.options import Options, Rescue, Rows, Solver, Start, Store, as_start, as_weights
 from snarenet.repair.precision import in_full_precision, judge, output_dtype, tell
 from snarenet.repair.rescue import attempts, begin, elsewhere
-from snarenet.repair.start.nearest import Plan, approach, plan, slide
+from snarenet.repair.start.nearest import Plan, approach, plan, seek, slide
 from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
 from snarenet.tracing import tracing, without_grad
@@ -69,10 +69,11 @@ def repair(
         tol: a sample stops when no row is violated by more than this; 0 takes `max_steps` steps.
         max_steps: limit on steps.
         relax: widens every bound, a number, (rows,) or (B, rows), all >= 0.
-        rescue: repair samples that did not converge again: by other `weights`, equal ones first, and in up to six
-            attempts that never leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a
-            bold first step, small random moves from the best point so far. "first" makes the first of these attempts
-            alone. Results are reproducible and do not depend on the batch.
+        rescue: repair samples that did not converge again: by other `weights`, equal ones first, in up to six attempts
+            that never leave the first box, with `Adaptive` damping, rows weighed at each step or not at all, a bold
+            first step, small random moves from the best point so far, and last, or first where all rows are linear, by
+            interior-point steps to the nearest point. "first" makes the first of these attempts alone. Results are
+            reproducible and do not depend on the batch.
         restarts: repair samples that are still outside then so many times more, from predictions moved far away at
             random, and keep the nearest point of the set that was found: for sets with several pieces. Samples that
             reached the set before are left as they are.
@@ -267,7 +268,7 @@ def _others(options: Options, asked: Options, course: _Course, points: _Points, 
         moved = (start != predicted).any(1).detach()
         out = _again(out, replace(asked, damping=options.rule), course, predicted, finite & moved)
     if options.rescue:
-        out = _rescue(asked, course, start, finite, out)
+        out = _rescue(asked, course, points, out)
     if options.restarts:
         out = _restart(options, asked, course, points, out)
     if course.plan.method != "none" and options.tol:  # a projection that failed may be worse than the prediction
@@ -283,18 +284,32 @@ def _again(out: _Judged, options: Options, course: _Course, start: Tensor, finit
     return out.improved(failed, course.select(failed).attempt(options, start[failed], finite[failed]))
 
 
-def _rescue(options: Options, course: _Course, start: Tensor, finite: Tensor, out: _Judged) -> _Judged:
+def _rescue(options: Options, course: _Course, points: _Points, out: _Judged) -> _Judged:
     """The same with other attempts for samples that did not converge, as long as there are any."""
     for attempt in attempts(options, course.given, course.metric is not None):
-        failed = ((out.status != CONVERGED) & finite).nonzero().squeeze(1)
+        failed = ((out.status != CONVERGED) & points.finite).nonzero().squeeze(1)
         if not len(failed):
             break
-        y = begin(attempt, start[failed], out.value[failed])
+        if attempt.straight:
+            out = _sought(options, course, points, failed, out)
+            continue
+        y = begin(attempt, points.start[failed], out.value[failed])
         plain = attempt.damping is None or options.krylov is not None  # the space of the rescue needs a matrix
         part = course.by(attempt.power, options).select(failed)
-        again = part.attempt(attempt.options(options), y, finite[failed], None if plain else attempt.scaled)
+        again = part.attempt(attempt.options(options), y, points.finite[failed], None if plain else attempt.scaled)
         out = out.improved(failed, again)
     return out
+
+
+def _sought(options: Options, course: _Course, points: _Points, failed: Tensor, out: _Judged) -> _Judged:
+    """The same with samples that are repaired from the nearest point to their prediction, where it is found."""
+    predicted = points.predicted[failed]
+    found = seek(course.given.select(failed), predicted, course.weights, options.tol)
+    some = (found != predicted).any(1).detach().nonzero().squeeze(1)
+    if not len(some):
+        return out
+    samples = failed[some]
+    return out.improved(samples, course.select(samples).attempt(options, found[some], points.finite[samples]))
 
 
 def _restart(options: Options, asked: Options, course: _Course, points: _Points, out: _Judged) -> _Judged:

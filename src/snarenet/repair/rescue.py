@@ -7,6 +7,10 @@ its schedule is next. Every attempt after that keeps to the box and searches for
 first three begin at the start of the repair, and differ in how rows are weighed and in how bold the first step is; the
 others at the best point so far, moved a little at random, since a stationary point may be one of symmetry alone. Random
 directions come from a fixed seed and are the same for all samples: what becomes of one never depends on its batch.
+
+Where nearly dependent rows bar each other's way, so that each step mends one and breaks its neighbours, interior-point
+steps with all rows (`start/interior.py`) get through. They begin at the prediction and lead to the nearest point: for
+certain where all rows are linear, which is why they come first there, and last elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ class Attempt:
         damping: where the search for the damping begins; None for no search, but the schedule of the repair.
         kick: how far to move from the best point, in units of each variable's size; None to begin at the start.
         power: of the weights, in whose metric it is; with another one than 1 it is otherwise as the repair was.
+        straight: by interior-point steps to the nearest point; nothing else of this counts then.
     """
 
     scaled: bool = True
     damping: float | None = 1.0
     kick: float | None = None
     power: float = 1.0
+    straight: bool = False
 
     def options(self, asked: Options) -> Options:
         """What this attempt asks of a repair that was asked for so."""
@@ -57,13 +63,17 @@ ATTEMPTS = (
     Attempt(kick=0.1),
     Attempt(kick=1.0),
 )
+_STRAIGHT = (Attempt(straight=True),)
 
 
 def attempts(options: Options, instance: Instance, weighted: bool) -> tuple[Attempt, ...]:
     """What may help: where all rows are linear, a stationary point is already one of least violation."""
-    first = _OTHER_METRICS if weighted and not instance.map.linear else ()
+    straight = _STRAIGHT if options.krylov is None and options.tol else ()
+    first = straight if instance.map.linear else ()
+    first += _OTHER_METRICS if weighted and not instance.map.linear else ()
     first += (_SCHEDULE,) if options.rule.paced and not instance.map.diagonal_hessian else ()
-    found = first + (ATTEMPTS[:1] if instance.map.linear or options.krylov is not None else ATTEMPTS)
+    short = instance.map.linear or options.krylov is not None
+    found = first + (ATTEMPTS[:1] if short else ATTEMPTS + straight)
     return found[:1] if options.rescue == "first" else found
 
 

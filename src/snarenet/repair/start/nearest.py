@@ -47,6 +47,8 @@ Method = Literal["none", "clipping", "admm", "active set", "smooth"]
 # iterations that "auto" stands for: of ADMM, where more change trained models no more; of the active set, where nearly
 # all samples that settle at all have settled; interior-point steps, of which five to ten are usual
 _ITERATIONS: dict[Method, int] = {"none": 0, "clipping": 0, "admm": 35, "active set": 26, "smooth": 20}
+_SOUGHT = 40  # interior-point steps for samples that nothing else brings to the set,
+_ROOM = 2**26  # and entries of their dense matrices at once
 _CLOSE = 20  # iterations of ADMM from which on little is left to repair
 _FINISH = Annealed(1e-3, 0.1)  # the damping after that: nearly Newton's steps
 _LARGE = 1000  # constant rows, from which on sparse systems are faster than ADMM with its dense matrix
@@ -235,6 +237,21 @@ def slide(instance: Instance, y: Tensor, start: Tensor, reached: Tensor, weights
     steps, systems = _ITERATIONS["smooth"], sparse_systems(instance)
     found = smooth.project(instance.select(some), y[some], steps, weights, lambda *_: known, systems)
     return y.index_copy(0, some, found)
+
+
+def seek(instance: Instance, y: Tensor, weights: Tensor | None, tol: float) -> Tensor:
+    """The nearest points to y (B, n), by interior-point steps from y itself; y where none was found.
+
+    That is certain where all rows are linear and the set is not empty, and often leads there where some are curved.
+    """
+    if ball_of(instance) is not None:
+        return y
+    rows, systems = instance.map.rows, sparse_systems(instance, of_rows=True)
+    some = max(1, _ROOM // (rows * max(rows, y.shape[1]))) if systems is None else len(y)
+    parts = torch.arange(len(y), device=y.device).split(some)
+    return torch.cat(
+        [smooth.project(instance.select(part), y[part], _SOUGHT, weights, None, systems, tol) for part in parts]
+    )
 
 
 def _plain(dtype: torch.dtype) -> Options:

@@ -61,7 +61,7 @@ def project(
     y: Tensor,
     iterations: int,
     weights: Tensor | None,
-    restore: Restore,
+    restore: Restore | None,
     systems: Systems | None,
     tol: float = 0.0,
     near: Tensor | None = None,
@@ -73,7 +73,8 @@ def project(
         y: (B, n) the predictions, all of them finite.
         iterations: the most interior-point steps.
         weights: (n,) those of the squared distance; all 1 if None.
-        restore: repairs a batch; says where it leads, and (B,) which samples are in the set then.
+        restore: repairs a batch; says where it leads, and (B,) which samples are in the set then. None begins at y,
+            as if the set were convex.
         systems: those on the pattern of the rows; None for dense ones.
         tol: the violation up to which y itself will do.
         near: (B, n) what is repaired at first, y unless given.
@@ -107,7 +108,7 @@ class _Recipe(NamedTuple):
     left: Tensor  # the samples outside
     iterations: int
     metric: Tensor
-    restore: Restore
+    restore: Restore | None
     systems: Systems | None  # on the pattern of the rows
     near: Tensor | None  # what is repaired at first, if not y
 
@@ -153,12 +154,12 @@ def _find(recipe: _Recipe, instance: Instance, y: Tensor) -> tuple[Tensor, Point
 def _find_some(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor) -> tuple[Tensor, Point]:
     """The same of some samples."""
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.systems)
-    if not task.convex:
+    if recipe.restore is not None and not task.convex:
         return _from_repaired(recipe, instance, y, left)
     clipped = torch.minimum(torch.maximum(task.y, task.low), task.high)
     point, good = _search(task, clipped, recipe.iterations, STRAIGHT)
-    if bool(good.all()):
-        return left, point
+    if recipe.restore is None or bool(good.all()):
+        return left[good], Point(*(tensor[good] for tensor in point))
     others, other = _from_repaired(recipe, instance, y, left[~good])
     return torch.cat([left[good], others]), _joined(Point(*(tensor[good] for tensor in point)), other)
 
@@ -178,6 +179,7 @@ def _joined(one: Point, two: Point) -> Point:
 
 def _after_repair(recipe: _Recipe, instance: Instance, y: Tensor, left: Tensor, near: Tensor) -> tuple[Tensor, Point]:
     """The same, from where a repair of certain points leads."""
+    assert recipe.restore is not None
     start, reached = recipe.restore(instance.select(left), near[left])
     left, start = left[reached], start[reached]
     task = Task.of(instance.select(left), y[left], recipe.metric, recipe.systems)
