@@ -34,6 +34,7 @@ class Spectrum:
         typical = (A / self.root.unsqueeze(1)).square().sum(1).mean().sqrt() if rank else 1
         # the least singular value, in typical row lengths: 0 without full row rank
         self.least = float(values[-1] / typical) if rank == A.shape[0] > 0 else float(rank == A.shape[0])
+        self.faintest = float(self.values[-1] / typical) if rank else 1.0  # the least of those that count
         self._transfers: dict[float, Tensor] = {}
         self._stacks: dict[tuple[tuple[float, ...], bool], Tensor] = {}
         self.memo: dict[float, Any] = {}  # what else is known of these rows at a damping

@@ -70,6 +70,12 @@ def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
     return "constant rows are dependent, or nearly so" if dependent else None
 
 
+def stiff(memo: Memo, parts: Sequence[Map]) -> bool:
+    """Are constant rows nearly dependent, so that whatever has one matrix for all samples needs many iterations?"""
+    matrices = [i for i, part in enumerate(parts) if _is_matrix(part)]
+    return bool(matrices) and _spectrum(memo, parts, matrices, relative=True).faintest < _CONDITION
+
+
 def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None) -> Choice:
     """An engine on y, with a box or constant rows eliminated."""
     parts, damping, krylov = instance.map.parts, options.rule, options.krylov
@@ -187,8 +193,8 @@ def _density(instance: Instance, of_rows: bool = False) -> str | None:
     rows = _beside_a_box(parts)
     if torch.compiler.is_compiling():
         return "a compiled repair has dense systems"
-    if not of_rows and len(rows.parts) == len(parts) and all(part.constant for part in rows.parts):
-        return "systems of constant rows without a box are dense"
+    if not of_rows and len(rows.parts) == len(parts) and all(part.constant for part in parts) and all(instance.equal):
+        return "constant equalities are eliminated"
     pattern = rows.pattern
     if pattern is None:
         return "some rows have no known pattern"

@@ -166,7 +166,7 @@ def explain_with(
         if metric is not None:
             memo, units, first = metric.memo, metric.units, metric.into(start)
             taken = instance._replace(map=metric.map(instance.map))
-        plan = nearest.plan(options, instance, recorded)
+        plan = nearest.plan(constraints.memo, options, instance, metric, recorded)
         options = replace(options, damping=plan.damping)
         engine, lower, upper = choose(options, memo, taken, first, units)
         with torch.no_grad():

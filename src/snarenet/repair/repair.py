@@ -144,7 +144,7 @@ def _repair(
     work, finite, predicted, instance = constraints.prepare(y, x, relax, options.dtype)
     metric = metric_of(options, constraints.memo, weights, predicted.shape[1])
     output = output_dtype(y.dtype)
-    chosen = plan(options, instance, recorded)
+    chosen = plan(constraints.memo, options, instance, metric, recorded)
     asked = replace(options, tol=options.aim(output), damping=chosen.damping)
     course = _Course(constraints.memo, instance, instance, None, chosen, weights)
     if metric is not None:

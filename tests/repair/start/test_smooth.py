@@ -71,7 +71,7 @@ def case(kind: str) -> tuple[sn.Constraints, Tensor, Any]:
 
 def project(constraints: sn.Constraints, y: Tensor, x: Any, weights: Tensor | None = None, count: int = 20) -> Tensor:
     instance = constraints.at(y, x)
-    return approach(Memo(), instance, y, plan(Options(start=sn.Nearest(count)), instance), weights)
+    return approach(Memo(), instance, y, plan(Memo(), Options(start=sn.Nearest(count)), instance), weights)
 
 
 def found(constraints: sn.Constraints, y: Tensor, z: Tensor, x: Any) -> Tensor:
@@ -308,7 +308,7 @@ class TestValleys:
 
     def seek(self, near: Tensor | None) -> Tensor:
         instance = self.ellipse.at(self.y, None)
-        chosen = plan(Options(start=sn.Nearest()), instance)
+        chosen = plan(Memo(), Options(start=sn.Nearest()), instance)
         return approach(Memo(), instance, self.y, chosen, near=near)
 
     def test_the_one_that_is_meant(self) -> None:

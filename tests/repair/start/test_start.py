@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
+from snarenet.memo import Memo
+from snarenet.repair.metric import metric_of
 from snarenet.repair.options import Options
 from snarenet.repair.start import nearest, smooth
 from snarenet.repair.start.nearest import plan
@@ -31,6 +33,14 @@ def chain(count: int) -> sn.Constraints:
     return sn.Linear(A.to_sparse(), -0.1, 0.1) & sn.Box(-1.0, 1.0)
 
 
+LONG = 160
+
+
+def smooth_sequences(order: int) -> sn.Linear:
+    """Differences of an order are small."""
+    return sn.Linear(torch.eye(LONG, dtype=torch.float64).diff(n=order, dim=0), -1e-3, 1e-3)
+
+
 SETS = {
     "clipping": lambda: sn.Box(-0.5, lambda x: 0.5 + x.square().expand(-1, N)),
     "admm": lambda: sn.Linear(A, -0.5, 0.5) & sn.Linear(C, equals=lambda x: x) & sn.Box(-2.0, 2.0),
@@ -42,7 +52,7 @@ FINISH = sn.Annealed(1e-3, 0.1)
 
 
 def chosen(constraints: sn.Constraints, y: Tensor = Y, x: Any = X, **options: Any) -> nearest.Plan:
-    return plan(Options(**options), constraints.at(y, x))
+    return plan(Memo(), Options(**options), constraints.at(y, x))
 
 
 class TestChoice:
@@ -60,6 +70,21 @@ class TestChoice:
         y = draw(2, 600)
         assert chosen(chain(600), y, None).method == "smooth"
         assert chosen(chain(60), y[:, :60], None).method == "admm"
+
+    @pytest.mark.parametrize("order", [2, 3])
+    def test_sparse_rows_that_are_nearly_dependent(self, order: int) -> None:
+        """Many differences of a high order have hardly any independent direction left; few of them do, and whole rows."""
+        rows = smooth_sequences(order)
+        y = draw(3, LONG)
+        assert chosen(rows, y, None)[:2] == ("smooth", 40)
+        assert chosen(rows & sn.Box(-3.0, 3.0), y, None).method == "smooth"
+        assert chosen(rows, y, None, start=sn.Nearest(7)).iterations == 7
+        assert chosen(sn.Linear(rows.A[:20, :23], -1.0, 1.0), y[:, :23], None).method == "admm"
+        assert chosen(sn.Linear(rows.A + 1e-9, -1.0, 1.0), y, None).method == "admm"
+        weights = 0.5 + draw(LONG, seed=1).abs()
+        metric = metric_of(Options(), Memo(), weights, LONG)
+        assert plan(Memo(), Options(), rows.at(y), metric).method == "smooth"
+        assert plan(Memo(), Options(), rows.at(y), recorded=True).method == "admm"
 
     @pytest.mark.parametrize("start", ["auto", sn.Nearest(), sn.Nearest(7)])
     def test_iterations(self, start: Any) -> None:
@@ -81,7 +106,7 @@ class TestChoice:
         for kind in SETS:
             free = chosen(SETS[kind](), solver=sn.ConjugateGradients()).method
             assert free == ("clipping" if kind == "clipping" else "none")
-            recorded = plan(Options(), SETS[kind]().at(Y, X), recorded=True)
+            recorded = plan(Memo(), Options(), SETS[kind]().at(Y, X), recorded=True)
             assert recorded.method == ("none" if kind == "smooth" else kind)
             assert not recorded.looks
 
@@ -182,6 +207,25 @@ class TestAuto:
         if kind == "smooth":
             layer = sn.SnareLayer(layer.constraints, start=None, max_steps=3, rescue=False, on_failure="ignore")
         assert_equal(exported(Y, X), layer(Y, X), 1e-8)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("weights", [None, 0.5 + draw(LONG, seed=9).abs()], ids=["plain", "weights"])
+def test_the_nearest_smooth_sequence(order: int, weights: Tensor | None) -> None:
+    """No step of the repair is left to do, and the force (y - z) W leads away from all other points of the set."""
+    y = draw(12, LONG, seed=5).cumsum(1).requires_grad_()
+    found = sn.repair(smooth_sequences(order), y, weights=weights)
+    assert found.converged.all()
+    assert (found.steps == 0).all()
+    W = torch.ones(LONG, dtype=torch.float64) if weights is None else weights / weights.mean()
+    z, force = found.value.detach(), W * (y - found.value).detach()
+    work = force @ z.T - (force * z).sum(1, keepdim=True)  # of the force on the way to another point
+    assert work.max() <= 1e-5 * force.norm(dim=1).max()
+
+    d, v, h = draw(*y.shape, seed=6), draw(*y.shape, seed=7), 1e-6
+    (slope,) = torch.autograd.grad((v * found.value).sum(), y)
+    there, back = (sn.repair(smooth_sequences(order), y.detach() + s * h * d, weights=weights).value for s in (1, -1))
+    assert_equal((slope * d).sum(1), (v * (there - back)).sum(1) / (2 * h), 1e-3)
 
 
 def test_a_start_that_leads_nowhere_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,13 @@ class State(NamedTuple):
         return Point(self.t[:, self.off.shape[1] :], self.multipliers)
 
     @property
+    def left(self) -> Tensor:
+        """(b, 1) the complementarity that is left: the sum of all multipliers times distances from bounds."""
+        pairs = (self.alpha, self.t - self.lower), (self.beta, self.upper - self.t)
+        low, high = (torch.where(v > 0, v * gap, 0.0).sum(1, keepdim=True) for v, gap in pairs)
+        return low + high
+
+    @property
     def finite(self) -> Tensor:
         """(b,) are they numbers?"""
         return self.t.isfinite().all(1) & self.multipliers.isfinite().all(1)
@@ -178,7 +185,7 @@ def step(task: Task, state: State, last: float, straight: bool) -> tuple[State, 
         length = (task.weights * step.dt[:, rows:].square()).sum(1, keepdim=True).sqrt()
         primal = torch.minimum(primal, _FAR * state.unit.sqrt() / length.clamp(min=torch.finfo(length.dtype).tiny))
     state = _moved(state, step, primal, dual)
-    off, left = task.rows.value(state.point.z) - state.t[:, :rows], _left(state)
+    off, left = task.rows.value(state.point.z) - state.t[:, :rows], state.left
     aim = (1 - torch.minimum(primal, dual)).square().clamp(_LEAST, _MOST)
     met = largest(torch.where(system.sigma[:, :rows] > 0, off, 0.0) / at.lengths.sqrt()).unsqueeze(1)
     near = (left <= last * state.unit) & (met <= last**_MET * state.unit.sqrt()) & (primal > _FREE)
@@ -190,7 +197,7 @@ def _corrected(system: _System) -> _Step:
     """A step of Mehrotra's: what one to the bounds would leave of the complementarity says what to aim at."""
     state, ahead = system.state, system.aim(0.0, 0.0)
     far = torch.minimum(*_lengths(state, ahead))
-    kappa = _left(_moved(state, ahead, far, far)).square() / (_left(state) * _count(state))
+    kappa = _moved(state, ahead, far, far).left.square() / (state.left * _count(state))
     return system.aim(kappa - ahead.dt * ahead.rise[0], kappa + ahead.dt * ahead.rise[1])
 
 
@@ -240,13 +247,6 @@ def _lengths(state: State, step: _Step) -> tuple[Tensor, Tensor]:
     force = torch.maximum(*(torch.where(v > 0, -d / v, 0.0) for v, d in pairs))
     primal, dual = (1 / (share.amax(1, keepdim=True) / _TAKEN).clamp(min=1) for share in (room, force))
     return primal, dual
-
-
-def _left(state: State) -> Tensor:
-    """(b, 1) the complementarity that is left: the sum of all multipliers times distances from bounds."""
-    pairs = (state.alpha, state.t - state.lower), (state.beta, state.upper - state.t)
-    low, high = (torch.where(v > 0, v * gap, 0.0).sum(1, keepdim=True) for v, gap in pairs)
-    return low + high
 
 
 def _count(state: State) -> Tensor:

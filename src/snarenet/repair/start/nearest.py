@@ -9,7 +9,7 @@ moves two points apart.
 | a box alone | clipping | the projection |
 | linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
-| any others; large sparse ones | repair, interior-point steps, Newton (`smooth.py`) | the projection, or near it |
+| any others; linear and sparse ones that are many, or nearly dependent | repair, interior-point steps, Newton | the same |
 | beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
 
 Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.
@@ -27,6 +27,7 @@ from snarenet.constraints import Box, Constraints, Linear
 from snarenet.constraints.base import Instance, largest, residual
 from snarenet.constraints.maps import IdentityMap, Map
 from snarenet.damping import Annealed, Damping
+from snarenet.linalg import Systems
 from snarenet.memo import Memo
 from snarenet.repair import choose as engines
 from snarenet.repair.choose import choose, sparse_suits, sparse_systems
@@ -47,8 +48,8 @@ Method = Literal["none", "clipping", "admm", "active set", "smooth"]
 # iterations that "auto" stands for: of ADMM, where more change trained models no more; of the active set, where nearly
 # all samples that settle at all have settled; interior-point steps, of which five to ten are usual
 _ITERATIONS: dict[Method, int] = {"none": 0, "clipping": 0, "admm": 35, "active set": 26, "smooth": 20}
-_SOUGHT = 40  # interior-point steps for samples that nothing else brings to the set,
-_ROOM = 2**26  # and entries of their dense matrices at once
+_SOUGHT = 40  # interior-point steps where all rows are linear, which may be nearly dependent, and in the rescue
+_ROOM = 2**26  # entries of dense matrices at once there
 _CLOSE = 20  # iterations of ADMM from which on little is left to repair
 _FINISH = Annealed(1e-3, 0.1)  # the damping after that: nearly Newton's steps
 _LARGE = 1000  # constant rows, from which on sparse systems are faster than ADMM with its dense matrix
@@ -83,11 +84,15 @@ class Plan(NamedTuple):
         return self.method == "smooth" or self.thorough
 
 
-def plan(options: Options, instance: Instance, recorded: bool = False) -> Plan:
+def plan(
+    memo: Memo, options: Options, instance: Instance, metric: Metric | None = None, recorded: bool = False
+) -> Plan:
     """What suits these constraints; `recorded`: what a CUDA graph can hold, even if none is recorded at the moment."""
-    method, why = _method(options, instance, recorded)
+    method, why = _method(memo, options, instance, metric, recorded)
     iterations = _ITERATIONS[method]
     asked = options.start.iterations if isinstance(options.start, Nearest) else "auto"
+    if method == "smooth" and instance.map.linear:
+        iterations = _SOUGHT
     if asked != "auto" and iterations:
         iterations = asked
     thorough = method == "active set" and asked == "auto" and options.krylov is None and not recorded
@@ -96,7 +101,9 @@ def plan(options: Options, instance: Instance, recorded: bool = False) -> Plan:
     return Plan(method, iterations, _FINISH if close else options.rule, thorough, why)
 
 
-def _method(options: Options, instance: Instance, recorded: bool) -> tuple[Method, str]:
+def _method(
+    memo: Memo, options: Options, instance: Instance, metric: Metric | None, recorded: bool
+) -> tuple[Method, str]:
     """The method, and why."""
     map = instance.map
     insists = isinstance(options.start, Nearest)
@@ -108,9 +115,10 @@ def _method(options: Options, instance: Instance, recorded: bool) -> tuple[Metho
         return "none", "a projection needs matrices"
     constant = all(part.constant for part in map.parts)
     sparse = not tracing() and options.krylov is None and not recorded
-    if constant and not (sparse and map.rows > _LARGE and sparse_suits(instance)):
-        return "admm", "all rows are linear with one matrix for all samples"
-    if map.diagonal_hessian and not constant and not (sparse and sparse_suits(instance)):
+    if constant:
+        reason = _why_not_admm(memo, instance, metric) if sparse else None
+        return ("smooth", reason) if reason else ("admm", "all rows are linear with one matrix for all samples")
+    if map.diagonal_hessian and not (sparse and sparse_suits(instance)):
         return "active set", "all Hessians are diagonal"
     if options.krylov is None and not (recorded or capturing() or torch.compiler.is_exporting()):
         return "smooth", "rows are large and sparse" if map.diagonal_hessian else "some rows are curved"
@@ -121,6 +129,23 @@ def _method(options: Options, instance: Instance, recorded: bool) -> tuple[Metho
     if options.krylov is not None:
         return known, "without matrices there is a projection onto constant rows alone"
     return known, "the search for the projection onto all rows can be neither exported nor recorded"
+
+
+def _why_not_admm(memo: Memo, instance: Instance, metric: Metric | None) -> str | None:
+    """Why interior-point steps on the pattern of constant rows are better than iterations with their dense matrix."""
+    if instance.map.rows > _LARGE:
+        return "rows are large and sparse" if sparse_suits(instance) else None
+    if _systems(instance) is None:
+        return None
+    memo, map = (memo, instance.map) if metric is None else (metric.memo, metric.map(instance.map))
+    if engines.stiff(memo, map.parts):
+        return "rows are sparse and nearly dependent"
+    return None
+
+
+def _systems(instance: Instance) -> Systems | None:
+    """The systems of interior-point steps."""
+    return sparse_systems(instance, of_rows=all(part.constant for part in instance.map.parts))
 
 
 def approach(
@@ -203,7 +228,7 @@ def _project(
     ball = ball_of(instance)
     if ball is None:
         restore = partial(_restored, memo, metric)
-        return smooth.project(instance, y, iterations, weights, restore, sparse_systems(instance), tol, near)
+        return smooth.project(instance, y, iterations, weights, restore, _systems(instance), tol, near)
     left = smooth.outside(instance, y, tol)
     if not len(left):
         return y

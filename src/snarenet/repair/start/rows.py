@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from snarenet.constraints.maps import Map, times, transposed_times
 from snarenet.linalg import SparseFactor, Systems, add_to_diagonal, cholesky_ex, triangular_solve
 
+_UNDAMPED = 20  # steps that take the damping out of a system, at most
 _CONVEX = 0.01  # share of the metric that the curvature must leave in a direction
 
 
@@ -185,13 +186,39 @@ class Saddle:
         return Solved(t - self.inverse * self.pull(eta), eta, self.sound)
 
     def split(self, a: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
-        """(d, eta) for (a, 0) without B; refined, if it is said how many rows J has: without damping to first order."""
-        eta = self.solve(self.push(self.inverse * a))
+        """(d, eta) for (a, 0) without B; without the damping of J's rows, too, if it is said how many they are."""
+        right = self.push(self.inverse * a)
+        eta = self.solve(right)
         if rows is not None:
-            left = self.push(self.inverse * (a - self.pull(eta)))
-            left[:, rows:] -= eta[:, rows:]
-            eta = eta + self.solve(left)
+            eta = self._undamped(eta, right, rows)
         return self.inverse * (a - self.pull(eta)), eta
+
+    def _undamped(self, eta: Tensor, right: Tensor, rows: int) -> Tensor:
+        """eta (B, m + k) of the system without damping, from that with it.
+
+        By conjugate gradients that the factor preconditions: one or two steps, more where rows are nearly dependent.
+        """
+
+        def times(w: Tensor) -> Tensor:
+            image = self.push(self.inverse * self.pull(w))
+            image[:, rows:] += w[:, rows:]
+            return image
+
+        small = torch.finfo(eta.dtype).eps ** 1.5 * _dot(right, eta)
+        left = right - times(eta)
+        p = step = self.solve(left)
+        size = _dot(left, step)
+        for _ in range(_UNDAMPED):
+            image = times(p)
+            bend = _dot(p, image)
+            far = torch.where((size > small) & (bend > 0), size / bend, 0.0)
+            eta, left = eta + far * p, left - far * image
+            step = self.solve(left)
+            now = _dot(left, step)
+            if not bool((now > small).any()):
+                break
+            p, size = step + torch.where(size > small, now / size, 0.0) * p, now
+        return eta
 
     def bent(self, solved: Solved, products: int, small: float, rows: int | None = None) -> Solved:
         """The solution with curvature, from the one without, by at most so many products with B.

@@ -50,6 +50,7 @@ _PRODUCTS = 10  # with the curvature, in one of them
 _ADJOINT = 100  # and in the backward pass, which must be exact; a few do where the set is near
 _ENTRIES = 160_000  # of dense Jacobians that are on their way at once on a CPU: few enough for its cache
 _FEWEST = 50  # samples, below which the calls themselves take their time
+_LAST = 1e-12  # share of a squared distance that is left as complementarity at an end: a point to all digits
 _ROUNDING = 1e-9  # share of a squared distance that is nothing
 _EXCUSED = 4.0  # times the first-order change of half the squared distance that a tolerance makes
 
@@ -206,6 +207,10 @@ def _search(task: Task, start: Tensor, steps: int, course: Course) -> tuple[Poin
         part = task.select(left)
         state = interior.approach(part, state, steps, last, course.straight)
         found, settled = _settle(part, state.point)
+        if course.straight and last <= _LAST:  # Newton's method cannot tell rows apart that are nearly dependent
+            ended = ~settled & (state.left <= last * state.unit).squeeze(1) & _obeyed(part, state.point.z)
+            found = Point(*(torch.where(ended.unsqueeze(1), a, b) for a, b in zip(state.point, found, strict=True)))
+            settled = settled | ended
         point = Point(*(old.index_copy(0, left, new) for old, new in zip(point, found, strict=True)))
         good = good.index_copy(0, left, settled)
         rest = (~settled).nonzero().squeeze(1)
@@ -246,9 +251,13 @@ def _settle(task: Task, point: Point) -> tuple[Point, Tensor]:
         z, multipliers = z.index_copy(0, left, before + d), multipliers.index_add(0, left, change)
         settled = settled.index_copy(0, left, still)
         left = left[~still]
+    return Point(z, multipliers), settled & _obeyed(task, z)  # an empty set has no nearest point
+
+
+def _obeyed(task: Task, z: Tensor) -> Tensor:
+    """(B,) is z in the set, but for rounding?"""
     away = task.away(z, task.at(z).lengths)
-    obeyed = away <= torch.finfo(z.dtype).eps ** 0.5 * (1 + largest(z))  # an empty set has no nearest point
-    return Point(z, multipliers), settled & obeyed
+    return away <= torch.finfo(z.dtype).eps ** 0.5 * (1 + largest(z))
 
 
 def _to_the_end(move: Tensor, last: Tensor) -> Tensor:
