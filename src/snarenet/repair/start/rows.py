@@ -196,7 +196,8 @@ class Saddle:
     def _undamped(self, eta: Tensor, right: Tensor, rows: int) -> Tensor:
         """eta (B, m + k) of the system without damping, from that with it.
 
-        By conjugate gradients that the factor preconditions: one or two steps, more where rows are nearly dependent.
+        By conjugate gradients that the factor preconditions: one or two steps, more where rows are nearly dependent. One
+        is enough where this is part of a search for the solution with curvature.
         """
 
         def times(w: Tensor) -> Tensor:
@@ -205,19 +206,18 @@ class Saddle:
             return image
 
         small = torch.finfo(eta.dtype).eps ** 1.5 * _dot(right, eta)
-        left = right - times(eta)
-        p = step = self.solve(left)
-        size = _dot(left, step)
-        for _ in range(_UNDAMPED):
-            image = times(p)
-            bend = _dot(p, image)
-            far = torch.where((size > small) & (bend > 0), size / bend, 0.0)
-            eta, left = eta + far * p, left - far * image
+        left, p, size = right - times(eta), torch.zeros_like(eta), torch.ones_like(small)
+        for _ in range(_UNDAMPED if self.B.flat else 1):
             step = self.solve(left)
             now = _dot(left, step)
-            if not bool((now > small).any()):
+            going = now > small
+            if not bool(going.any()):
                 break
-            p, size = step + torch.where(size > small, now / size, 0.0) * p, now
+            p = step + torch.where(going, now / size, 0.0) * p
+            image, size = times(p), torch.where(going, now, size)
+            bend = _dot(p, image)
+            far = torch.where(going & (bend > 0), now / bend, 0.0)
+            eta, left = eta + far * p, left - far * image
         return eta
 
     def bent(self, solved: Solved, products: int, small: float, rows: int | None = None) -> Solved:
