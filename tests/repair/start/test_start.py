@@ -73,7 +73,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("order", [2, 3])
     def test_sparse_rows_that_are_nearly_dependent(self, order: int) -> None:
-        """Many differences of a high order have hardly any independent direction left; few of them do, and whole rows."""
+        """Differences of a high order have hardly any independent direction left, if there are many."""
         rows = smooth_sequences(order)
         y = draw(3, LONG)
         assert chosen(rows, y, None)[:2] == ("smooth", 40)

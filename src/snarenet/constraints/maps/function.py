@@ -103,7 +103,7 @@ class FunctionMap(Map):
         """g(y), with NaN for samples that fn cannot take: torch.linalg has an error for all if one matrix is bad."""
         try:
             return self.fn(y, self.x)
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
             if torch.compiler.is_compiling():
                 raise
             if len(y) == 1:

@@ -9,7 +9,7 @@ moves two points apart.
 | a box alone | clipping | the projection |
 | linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
-| any others; linear and sparse ones that are many, or nearly dependent | repair, interior-point steps, Newton | the same |
+| any others; sparse ones, many or nearly dependent | repair, interior-point steps, Newton (`smooth.py`) | the same |
 | beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
 
 Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.

@@ -196,8 +196,8 @@ class Saddle:
     def _undamped(self, eta: Tensor, right: Tensor, rows: int) -> Tensor:
         """eta (B, m + k) of the system without damping, from that with it.
 
-        By conjugate gradients that the factor preconditions: one or two steps, more where rows are nearly dependent. One
-        is enough where this is part of a search for the solution with curvature.
+        By conjugate gradients that the factor preconditions: one or two steps, more where rows are nearly dependent.
+        One is enough where this is part of a search for the solution with curvature.
         """
 
         def times(w: Tensor) -> Tensor:
