@@ -117,6 +117,19 @@ def test_duplicates_add_up_and_integers_become_floats() -> None:
     assert sn.Linear(A, upper=0.0).value(y).tolist() == [[30.0, 400.0]]
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "dia"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "bool"])
+def test_of_scipy(layout: str, dtype: str) -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    A, y = thin(6, 8).round(), draw(BATCH, 8, seed=5)
+    given = scipy.coo_matrix(A.numpy().astype(dtype)).asformat(layout)
+    expected = torch.from_numpy(A.numpy().astype(dtype).astype("float64"))
+    constraints = sn.Linear(given, upper=0.5)
+    assert_equal(constraints.value(y), y @ expected.T, 1e-12)
+    given.data[:] = 0  # the set keeps numbers of its own
+    assert_equal(constraints.value(y), y @ expected.T, 1e-12)
+
+
 def test_precision_follows() -> None:
     constraints = sn.Linear(thin(4, 6).to_sparse_csr(), upper=0.0).to(torch.float32)
     assert constraints.A.values.dtype == torch.float32

@@ -20,8 +20,8 @@ class Linear(LimitedRows):
     """lower <= A y <= upper, or A y = equals.
 
     Args:
-        A: matrix (m, n), one per sample (B, m, n), or a function of x that returns either. A constant matrix may be a
-            sparse tensor: with `solver=ConjugateGradients()` it is never made dense.
+        A: matrix (m, n), one per sample (B, m, n), or a function of x that returns either. A constant matrix may be
+            sparse, a tensor or a matrix of scipy's: with `solver=ConjugateGradients()` it is never made dense.
         lower: lower bounds: a number, (m,), (B, m), or a function of x; None for none.
         upper: upper bounds, likewise.
         equals: right-hand side of equalities, instead of `lower` and `upper`.
@@ -45,7 +45,7 @@ class Linear(LimitedRows):
         super().__init__()
         self.seen = Seen()
         self.limit = Bounds(lower, upper, equals)
-        if isinstance(A, Tensor) and is_sparse(A):
+        if is_sparse(A):
             self.A = SparseMatrix("A", A)
         else:
             store(self, "A", A)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +15,15 @@ _DENSE = 2**26  # entries up to which a direct route may hold a sparse matrix as
 
 
 def is_sparse(value: object) -> bool:
-    """Is this a tensor in one of torch's sparse layouts?"""
-    return isinstance(value, Tensor) and value.layout != torch.strided
+    """Is this a tensor in one of torch's sparse layouts, or a sparse matrix of scipy's?"""
+    return value.layout != torch.strided if isinstance(value, Tensor) else hasattr(value, "tocoo")
+
+
+def _of_scipy(name: str, A: Any) -> Tensor:
+    """The tensor of a sparse matrix of scipy's."""
+    entries = A.tocoo()
+    values, places = as_tensor(name, entries.data), np.stack([entries.row, entries.col]).astype(np.int64)
+    return torch.sparse_coo_tensor(torch.from_numpy(places), values, entries.shape, check_invariants=True)
 
 
 class SparseMatrix(nn.Module):
@@ -22,14 +31,15 @@ class SparseMatrix(nn.Module):
 
     Args:
         name: what error messages call it.
-        A: (m, n) in any of torch's sparse layouts.
+        A: (m, n) in any of torch's sparse layouts, or scipy's.
     """
 
     values: Tensor
     indices: Tensor
 
-    def __init__(self, name: str, A: Tensor) -> None:
+    def __init__(self, name: str, A: Any) -> None:
         super().__init__()
+        A = A if isinstance(A, Tensor) else _of_scipy(name, A)
         if A.requires_grad:
             raise ValueError(f"a sparse `{name}` must be constant, but it needs a gradient: detach it or make it dense")
         check_shape(name, A, ("m", "n"))
