@@ -14,7 +14,8 @@ What comes back is a fixed point of the third, which obeys the conditions of opt
 that was seen to lead to nearer points, and no farther from y than the repaired point; else y itself, from where the
 caller's repair finds what it finds without any of this. So nothing is worse than the repair alone, by construction.
 (The last point of a search that has not settled would be nearer, but nobody knows how it depends on y: its gradient is
-not exact.)
+not exact. Only where interior-point steps in a convex set have gone to the very end does their point count as it is:
+rows that are nearly dependent come and go in Newton's method.)
 
 The gradient is the implicit one. With a cotangent v of z, the rows A in use, the held variables F and
 $H = W + \sum_i \mu_i \nabla^2 g_i(z)$,
