@@ -423,6 +423,22 @@ class TestReproduce:
         assert len(asked) == 5
         assert all("seed789" in name for name in asked)
 
+    def test_some_rows_alone(self, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        shutil.copy(out / "cbf.json", tmp_path)
+        asked: list[str] = []
+        monkeypatch.setattr(
+            "snarenet_lab.experiments.reproduce.sweep", lambda jobs, *_, **__: asked.extend(j.name for j in jobs) or {}
+        )
+        reproduce(["nclp"], BRIEF, 2, tmp_path, only=["Hard*"], engine="none", quiet=True)
+        assert len(asked) == 4  # by two recipes
+        assert all("hardnet" in name for name in asked)
+        asked.clear()
+        more = replace(BRIEF, epochs={**BRIEF.epochs, "cbf": 9})
+        (found,) = reproduce(["cbf"], more, 1, tmp_path, only=["DC3"], engine="none", quiet=True)
+        assert len(asked) == 2  # from two boxes
+        assert all("dc3" in name for name in asked)
+        assert found.sheets == self.read(out, "cbf").sheets  # the others keep what they have
+
     def test_a_row_with_all_epochs_is_done(self, out: Path, tmp_path: Path) -> None:
         shutil.copy(out / "cbf.json", tmp_path)  # two tables with the same labels
         again = replace(BRIEF, parity={**BRIEF.parity, "lr": 1e-5})  # its command says how it was trained
@@ -454,6 +470,8 @@ class TestReproduce:
             reproduce(["nlcp"], BRIEF, 1, tmp_path)
         with pytest.raises(ValueError, match="`budget` must be one of smoke, standard, paper, but got 'large'"):
             reproduce(["nclp"], "large", 1, tmp_path)
+        with pytest.raises(ValueError, match=r"`only` must be labels of rows \(HardNet; .*\), but got 'Hardnet'"):
+            reproduce(["nclp"], BRIEF, 1, tmp_path, only=["HardNet", "Hardnet"])
 
     def test_the_commands(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def reproduce(
     cluster: Annotated[str | None, arg(help="train on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT")] = None,
     stack_seeds: Annotated[bool, arg(help="train the seeds of a setting as one, where possible")] = False,
     share: Annotated[float | None, arg(help="of the paper's epochs, for parity; the budget's unless given")] = None,
+    only: Annotated[tuple[str, ...], arg(help="train for rows of these labels alone, such as DC3 'SnareNet*'")] = (),
     train: Annotated[bool, arg(help="train and measure what is missing; else make tables of what is there")] = True,
     engine: Engine = "ipopt",
     device: Device = "auto",
@@ -47,10 +48,11 @@ def reproduce(
     Examples:
         snarenet reproduce nclp qcqp
         snarenet reproduce all --budget paper --device cuda --jobs 5
+        snarenet reproduce ncqcqp --budget standard --share 1 --only DC3 HProj
     """
     where = str(find_device(device))
     options = {"device": where, "jobs": jobs, "cluster": cluster, "stacked": stack_seeds, "engine": engine}
-    for found in reproducing.reproduce(items, budget, seeds, out, share=share, train=train, **options):
+    for found in reproducing.reproduce(items, budget, seeds, out, share=share, only=only, train=train, **options):
         say(f"{found.item}: {out / found.item}.md")
         for remark in found.remarks:
             say(f"  {remark}")

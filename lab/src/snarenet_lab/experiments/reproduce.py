@@ -9,6 +9,7 @@ draws the figures anywhere, from the JSON files).
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 import time
 import warnings
@@ -72,6 +73,7 @@ def reproduce(
     stacked: bool = False,
     engine: str = "ipopt",
     share: float | None = None,
+    only: Sequence[str] = (),
     train: bool = True,
     quiet: bool = False,
 ) -> list[Results]:
@@ -88,13 +90,15 @@ def reproduce(
         stacked: train all seeds of a setting as one, see `sweep`.
         engine: solver of the reference optima, "none" for no gaps.
         share: of the paper's epochs, for runs of its recipe; that of the budget unless given.
+        only: train for rows of these labels, with * for anything; all unless given. The others keep what they have.
         train: false to make tables of what is there, and train and measure nothing.
         quiet: show no progress.
     """
     chosen = [item for name, item in ITEMS.items() if name in _names(items)]
     plan = _budget(budget) if share is None else replace(_budget(budget), share=share, shares={})
-    where = (out, device, engine, cluster, train)
+    where = (out, device, engine, cluster, train, only)
     studies = {item.name: Study(plan.of(item.name), _seeds(item, seeds), *where) for item in chosen}
+    _check_labels(only, [label for item in chosen for label in _labels(item, studies[item.name])])
     planned = {item.name: _jobs(item, studies[item.name]) for item in chosen}
     failures: dict[str, str] = {}
     if train:
@@ -133,13 +137,24 @@ def _seeds(item: Item, seeds: int) -> int:
     return min(seeds, item.most_seeds) if item.most_seeds else seeds
 
 
+def _labels(item: Item, study: Study) -> list[str]:
+    return [entry.label for entry in item.entries(study.budget, study.seeds)]
+
+
+def _check_labels(only: Sequence[str], labels: Sequence[str]) -> None:
+    wrong = [pattern for pattern in only if not fnmatch.filter(labels, pattern)]
+    if wrong:
+        known = "; ".join(dict.fromkeys(labels)) or "none, as nothing is trained"
+        raise ValueError(f"`only` must be labels of rows ({known}), but got {', '.join(map(repr, wrong))}")
+
+
 def _jobs(item: Item, study: Study) -> list[TrainingJob]:
     entries = item.entries(study.budget, study.seeds)
     return list({job.name: job for entry in entries for job in entry.jobs}.values())
 
 
 def _lacking(item: Item, study: Study) -> list[TrainingJob]:
-    """The runs that are to be made: those of rows that are not stored, or lack their seeds."""
+    """The runs that are to be made: those of rows that are wanted and not stored, or lack their seeds."""
     stored, found = _stored(item, study), {}
     rows = {} if stored is None else _by_label(stored.sheets)
     for entry in item.entries(study.budget, study.seeds):
@@ -148,7 +163,8 @@ def _lacking(item: Item, study: Study) -> list[TrainingJob]:
         if several:
             seeds = [job.config.seed for job in jobs]
             known = held(several.pop(0), jobs[0].config.epochs, command(jobs[0], entry.tol), seeds)
-        found |= {job.name: job for job in jobs if job.config.seed not in known}
+        if study.wants(entry):
+            found |= {job.name: job for job in jobs if job.config.seed not in known}
     return list(found.values())
 
 

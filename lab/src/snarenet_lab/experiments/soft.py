@@ -63,7 +63,7 @@ class SoftItem(Item):
         ]
 
     def prepare(self, study: Study) -> None:
-        for entry in self.entries(study.budget, study.seeds):
+        for entry in filter(study.wants, self.entries(study.budget, study.seeds)):
             for job in entry.jobs:
                 train_with_curve(job, study)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class Study:
         engine: the solver of the reference optima; "none" for no gaps.
         cluster: address of a Ray cluster to solve them on.
         measures: false to read measurements only.
+        only: labels of the rows to train for, with * for anything; all if empty.
     """
 
     def __init__(
@@ -65,9 +67,10 @@ class Study:
         engine: str = "ipopt",
         cluster: str | None = None,
         measures: bool = True,
+        only: Sequence[str] = (),
     ) -> None:
         self.budget, self.seeds, self.out, self.device = budget, seeds, out, device
-        self.engine, self.cluster, self.measures = engine, cluster, measures
+        self.engine, self.cluster, self.measures, self.only = engine, cluster, measures, tuple(only)
         self.missing: dict[str, str] = {}  # why there is no reference
         self.unmeasured = False  # is there something that was not measured, and may not be now?
         self._problems: dict[str, Problem] = {}
@@ -77,6 +80,10 @@ class Study:
     def runs(self) -> Path:
         """The folder of the training runs."""
         return self.out / "runs"
+
+    def wants(self, entry: Entry) -> bool:
+        """Is this row to be trained for?"""
+        return not self.only or any(fnmatchcase(entry.label, pattern) for pattern in self.only)
 
     def problem(self, family: str, sizes: Mapping[str, Any]) -> Problem:
         """The problem, on the device."""
