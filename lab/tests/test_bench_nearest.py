@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from snarenet_lab.bench import nearest
-from snarenet_lab.bench.general_problems import General, bilinear, shell, torus, trigonometric
+from snarenet_lab.bench.general_problems import General, bilinear, cart, shell, torus, track, trigonometric
 
 
-@pytest.mark.parametrize("build", [torus, shell, bilinear, trigonometric])
+@pytest.mark.parametrize("build", [torus, shell, bilinear, trigonometric, track, cart])
 def test_problems(build: type[General]) -> None:
     """Predictions are outside, by up to a fifth of their variables' size; torch and CasADi have the same rows."""
     pytest.importorskip("casadi")

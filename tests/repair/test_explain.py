@@ -216,12 +216,13 @@ def test_a_declared_pattern_and_a_jacobian_of_ones_own() -> None:
 
 
 ADMM, ACTIVE_SET = "iterations of ADMM: all rows are linear", "iterations of an active-set method: all Hessians are"
+MORE = "iterations of ADMM, more where these do not settle: all rows are linear"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "auto"),
     [
-        ("nclp", f"near the projection onto all rows, by 20 {ADMM}", f", by 35 {ADMM}"),
+        ("nclp", f"near the projection onto all rows, by 20 {ADMM}", f", by 35 {MORE}"),
         ("qcqp", f"at the projection onto all rows, by up to 20 {ACTIVE_SET}", f", by up to 26 {ACTIVE_SET}"),
         ("function", "at the projection onto all rows, by up to 20 interior-point steps", "up to 20 int"),
         ("matrix-free", "at the prediction: without matrices", "at the prediction: a projection needs matrices"),

@@ -29,6 +29,7 @@ from snarenet.tracing import tracing, without_grad
 _ENOUGH = 0.6  # rows a variable, beside constant ones, from which the kernels' primal system is cheaper
 _LOSS = 1 / 3  # share of the digits that it may cost
 _CONDITION = 1e-3  # least singular value, in row lengths, at which `rows="auto"` freezes satisfied constant rows
+_STIFF = 0.02  # singular value, in row lengths, below which 35 iterations of ADMM end a fifth too far, or farther
 
 
 class Choice(NamedTuple):
@@ -73,7 +74,7 @@ def hindrance(options: Options, memo: Memo, parts: Sequence[Map]) -> str | None:
 def stiff(memo: Memo, parts: Sequence[Map]) -> bool:
     """Are constant rows nearly dependent, so that whatever has one matrix for all samples needs many iterations?"""
     matrices = [i for i, part in enumerate(parts) if _is_matrix(part)]
-    return bool(matrices) and _spectrum(memo, parts, matrices, relative=True).faintest < _CONDITION
+    return bool(matrices) and _spectrum(memo, parts, matrices, relative=True).faintest < _STIFF
 
 
 def _in_output_space(options: Options, memo: Memo, instance: Instance, y: Tensor, units: Tensor | None) -> Choice:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 import snarenet as sn
 from snarenet.repair.conflict import SampleConflict
 from snarenet.repair.conflict.farkas import nonnegative_least_squares
-from snarenet.testing import draw
+from snarenet.testing import assert_equal, draw
 
 D = torch.float64
 
@@ -164,10 +164,12 @@ class TestLinear:
         """y1 <= 0 and y1 + slant y2 >= 1 hold together at y2 = 1 / slant, and no nearer."""
         A = torch.tensor([[1.0, 0.0], [1.0, slant]], dtype=D)
         far = sn.Linear(A, lower=[-math.inf, 1.0], upper=[0.0, math.inf])
-        found = sn.repair(far, torch.zeros(1, 2, dtype=D), max_steps=1 if slant == 1e-3 else 100).conflict().samples[0]
+        y = torch.zeros(1, 2, dtype=D)
         if slant == 1e-3:
-            assert found.reached
+            assert sn.repair(far, y, max_steps=1, start=None).conflict().samples[0].reached
+            assert_equal(sn.repair(far, y).value, torch.tensor([[0.0, 1 / slant]], dtype=D), 1e-6)
             return
+        found = sn.repair(far, y).conflict().samples[0]
         assert found.certificate is not None
         assert not found.certificate.exact
         assert 0.99 / slant < found.certificate.radius < 1 / slant
@@ -181,7 +183,8 @@ class TestLinear:
         width = draw(rows, seed=seed + 2).abs() * (draw(rows, seed=seed + 3) > 0)
         constraints: sn.Constraints = sn.Linear(A, lower=A @ inside - width, upper=A @ inside)
         constraints = sn.Box(inside - 0.1, inside) & constraints if box else constraints
-        conflict = sn.repair(constraints, draw(3, size, seed=seed + 4, scale=9.0), max_steps=1).conflict()
+        y = draw(3, size, seed=seed + 4, scale=9.0)
+        conflict = sn.repair(constraints, y, max_steps=1, start=None).conflict()
         assert not any(found.certified for found in conflict)
         assert all(found.reached and "no conflict" in str(found) for found in conflict)
 

@@ -32,8 +32,10 @@ from snarenet_lab.bench.general_problems import (
     Ipopt,
     acopf,
     bilinear,
+    cart,
     shell,
     torus,
+    track,
     trigonometric,
     unicycle,
 )  # fmt: skip
@@ -45,6 +47,8 @@ CASES: dict[str, Callable[[], General]] = {
     "trigonometric": trigonometric,
     "AC-OPF 57": partial(acopf, "57_ieee"),
     "unicycle 20": partial(unicycle, 20),
+    "track 200": track,
+    "cart 50": cart,
 }
 TOL, CLOSE = 1e-8, 1.001
 _MOST = 0.2  # how far off predictions are, in sizes of their variables

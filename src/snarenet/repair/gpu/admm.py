@@ -1,9 +1,4 @@
-r"""`multipliers`: the iterations of `start/admm.py` by one kernel each way.
-
-With $\bar z$ and $\bar s$ after an iteration, $\bar v$ is $\bar z$ where v was inside its bounds and $\bar s$ where it
-was cut off, which gives $\bar z - \bar s$ to the bound; then $\bar t = \alpha (\bar v - \bar v K)$,
-$\bar z = (1 - \alpha) \bar v + \bar t$ and $\bar s = \bar v - \bar t$.
-"""
+"""`multipliers`: the iterations of `start/admm.py`, where the way back is derived, by one kernel each way."""
 
 from __future__ import annotations
 

@@ -13,12 +13,20 @@ With weights W, a diagonal, the distance is $\| y - \hat y \|_W$: rows have unit
 $A^\top$ alone becomes $W^{-1} A^\top$.
 
 Whatever the iterations leave of the violation, and all other rows, are the repair's.
+
+How near that is, the multipliers $\mu = \rho s$ tell. Each is that of the bound b at which its z is, so by duality no
+point of the set is nearer to $\hat y$ than d,
+
+$$ d^2 = \| y - \hat y \|^2 + 2 \mu^\top (A y - b). $$
+
+The iterations have settled where the terms of that product are small beside the first one. If the repair of y then
+leads to a point that is not farther from $\hat y$ than y itself, there is hardly a nearer one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +34,11 @@ from torch import Tensor
 from snarenet.constraints.base import Instance
 from snarenet.constraints.maps import LinearMap, Map
 from snarenet.memo import Memo
+from snarenet.tracing import tracing, without_grad
 
 # chosen by the distance to the projection after 20 iterations, on validation inputs of NCLP
 _PENALTY, RELAXATION = 3.0, 1.8
+_SETTLED = 1e-3  # share of a squared distance that the terms of the bound on it leave open
 
 Iterate = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
@@ -43,11 +53,24 @@ class _UnitRows(NamedTuple):
 
 
 def approach(
-    memo: Memo, instance: Instance, y: Tensor, iterations: int, weights: Tensor | None, iterate: Iterate
+    memo: Memo,
+    instance: Instance,
+    y: Tensor,
+    iterations: int,
+    weights: Tensor | None,
+    iterate: Iterate,
+    strict: bool = False,
 ) -> Tensor:
     """Points (B, n) near the projections of y onto the constant linear rows; y itself if there are none.
 
-    `weights` (n,) are those of the squared distance; `iterate` is `multipliers`, or another that computes the same.
+    Args:
+        memo: keeps what is computed once.
+        instance: the constraints.
+        y: (B, n) predictions.
+        iterations: how many.
+        weights: (n,) those of the squared distance, equal unless given.
+        iterate: `multipliers`, or another that computes the same.
+        strict: y itself where the iterations have not settled.
     """
     parts = instance.map.parts
     chosen = [i for i, part in enumerate(parts) if part.constant]
@@ -60,7 +83,15 @@ def approach(
         for bound in (instance.lower, instance.upper)
     )
     image = y @ rows.A.T
-    return y - _PENALTY * (iterate(image, lower, upper, rows.K, iterations) @ rows.back)
+    s = iterate(image, lower, upper, rows.K, iterations)
+    found = y - _PENALTY * (s @ rows.back)
+    if not strict:
+        return found
+    with without_grad():
+        now = found @ rows.A.T
+        bound = torch.where(s > 0, upper, torch.where(s < 0, lower, now))
+        settled = 2 * (s * (now - bound)).abs().sum(1) <= _SETTLED * (s * (image - now)).sum(1)
+    return torch.where(settled.unsqueeze(1), found, y)
 
 
 def prepare(memo: Memo, parts: Sequence[Map], weights: Tensor | None, size: int) -> None:
@@ -71,14 +102,58 @@ def prepare(memo: Memo, parts: Sequence[Map], weights: Tensor | None, size: int)
 
 
 def multipliers(image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
-    """s after so many iterations, by plain differentiable operations."""
+    """s after so many iterations from the image A y (B, rows)."""
+    given = image, lower, upper
+    if tracing() or not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)):
+        return _iterate(*given, K, iterations)
+    found: Any = _Multipliers.apply(*given, K, iterations)
+    return found
+
+
+def _iterate(
+    image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int, cuts: list[Tensor] | None = None
+) -> Tensor:
+    """The same; `cuts` takes on which side of its bounds each entry was, at first and after every iteration."""
     fixed, z, s = image @ K, torch.minimum(torch.maximum(image, lower), upper), torch.zeros_like(image)
+    if cuts is not None:
+        cuts.append((image - z).sign().to(torch.int8))
     for _ in range(iterations):
         t = z - s
         v = RELAXATION * (fixed + t - t @ K) + (1 - RELAXATION) * z + s
         z = torch.minimum(torch.maximum(v, lower), upper)
         s = v - z
+        if cuts is not None:
+            cuts.append(s.sign().to(torch.int8))
     return s
+
+
+class _Multipliers(torch.autograd.Function):
+    r"""The iterations with a tape of a byte an entry and iteration.
+
+    With $\bar z$ and $\bar s$ after an iteration, $\bar v$ is $\bar z$ where v was inside its bounds and $\bar s$ where
+    it was cut off, which gives $\bar z - \bar s$ to the bound; then $\bar t = \alpha (\bar v - \bar v K)$,
+    $\bar z = (1 - \alpha) \bar v + \bar t$ and $\bar s = \bar v - \bar t$.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, lower: Tensor, upper: Tensor, K: Tensor, iterations: int) -> Tensor:
+        ctx.K, ctx.cuts = K, []
+        return _iterate(image, lower, upper, K, iterations, ctx.cuts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore
+        s = gradients[0]
+        z, inside, cut_off, signed = (torch.zeros_like(s) for _ in range(4))
+        for cut in reversed(ctx.cuts[1:]):
+            gone = torch.where(cut == 0, 0.0, z - s)
+            cut_off, signed, v = cut_off + gone, signed + gone * cut, z - gone
+            t = RELAXATION * (v - v @ ctx.K)
+            inside, z, s = inside + v, (1 - RELAXATION) * v + t, v - t
+        gone = torch.where(ctx.cuts[0] == 0, 0.0, z)
+        cut_off, signed = cut_off + gone, signed + gone * ctx.cuts[0]
+        image = z - gone + RELAXATION * inside @ ctx.K
+        return image, (cut_off - signed) / 2, (cut_off + signed) / 2, None, None
 
 
 def _rows(memo: Memo, parts: Sequence[Map], chosen: list[int], y: Tensor, weights: Tensor | None) -> _UnitRows:

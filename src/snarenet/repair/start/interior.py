@@ -37,6 +37,7 @@ _TAKEN = 0.99  # share of the way to a bound that a step takes at most
 _LEAST, _MOST = 0.05, 0.8  # of the complementarity that the next step aims at
 _FAR = 0.5  # length of a step in distances of the start: the nearest point is within two
 _FREE = 0.9  # length of a step that bounds do not hinder
+_DIGITS = 1e-8  # share of a squared distance as complementarity, from which on a system needs all of its digits
 _MET = 0.8  # power of the last complementarity up to which rows must be met
 _PRODUCTS = 3  # with the curvature, in a step
 
@@ -176,7 +177,7 @@ class _Step(NamedTuple):
 def step(task: Task, state: State, last: float, straight: bool) -> tuple[State, Tensor]:
     """Everybody after one step, and (b,) who is done."""
     rows, at = task.rows.rows, task.at(state.point.z)
-    system = _System(task, at, state)
+    system = _System(task, at, state, exact=straight and last < _DIGITS)
     step = _corrected(system) if straight else system.aim(state.kappa, state.kappa)
     primal, dual = _lengths(state, step)
     if straight:
@@ -211,7 +212,7 @@ def _moved(state: State, step: _Step, primal: Tensor, dual: Tensor) -> State:
 class _System:
     """The system of a step, factored once."""
 
-    def __init__(self, task: Task, at: RowsAt, state: State) -> None:
+    def __init__(self, task: Task, at: RowsAt, state: State, exact: bool) -> None:
         self.task, self.at, self.state, rows = task, at, state, task.rows.rows
         self.over, self.under = state.t - state.lower, state.upper - state.t
         self.sigma = state.alpha / self.over + state.beta / self.under
@@ -220,7 +221,7 @@ class _System:
         self.active = pinned | (slack > 0)
         self.damping = torch.where(pinned, share, torch.minimum(1 / slack, most))
         metric, held = task.weights + self.sigma[:, rows:], state.pinned[:, rows:]
-        self.saddle = at.saddle(System(metric, held, self.damping, self.active, state.multipliers), exact=False)
+        self.saddle = at.saddle(System(metric, held, self.damping, self.active, state.multipliers), exact)
 
     def aim(self, low: float | Tensor, high: float | Tensor) -> _Step:
         """The step to products of these sizes with lower and with upper bounds."""

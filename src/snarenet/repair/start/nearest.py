@@ -7,16 +7,18 @@ moves two points apart.
 | rows | method | what it leads to |
 |---|---|---|
 | a box alone | clipping | the projection |
-| linear, one matrix for all samples | ADMM (`admm.py`) | nearly the projection |
+| linear, one matrix for all samples | ADMM (`admm.py`), more of it, interior-point steps | the projection, to 0.1 % |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
 | any others; sparse ones, many or nearly dependent | repair, interior-point steps, Newton (`smooth.py`) | the same |
 | beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
 
-Whoever asks for a number of iterations gets the active set alone, and its fixed points as they are.
+Each method in a row of this table is for samples that the one before did not bring there. Whoever asks for a number of
+iterations gets that many of ADMM or the active set, and what they lead to as it is. So do recordings and exports.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -52,6 +54,7 @@ _SOUGHT = 40  # interior-point steps where all rows are linear, which may be nea
 _ROOM = 2**26  # entries of dense matrices at once there
 _CLOSE = 20  # iterations of ADMM from which on little is left to repair
 _FINISH = Annealed(1e-3, 0.1)  # the damping after that: nearly Newton's steps
+_MORE = 200  # iterations of ADMM where those have not settled, which take as long as a few interior-point steps
 _LARGE = 1000  # constant rows, from which on sparse systems are faster than ADMM with its dense matrix
 
 _UNTRACED = (
@@ -79,6 +82,11 @@ class Plan(NamedTuple):
     why: str
 
     @property
+    def settles(self) -> bool:
+        """Does it lead near the projection, so that a repair that goes far from there has missed it?"""
+        return self.thorough and self.method == "admm"
+
+    @property
     def looks(self) -> bool:
         """Does it search for the nearest point, looking at values?"""
         return self.method == "smooth" or self.thorough
@@ -95,8 +103,10 @@ def plan(
         iterations = _SOUGHT
     if asked != "auto" and iterations:
         iterations = asked
-    thorough = method == "active set" and asked == "auto" and options.krylov is None and not recorded
     on_all_rows = method == "admm" and all(part.constant for part in instance.map.parts)
+    told = on_all_rows and not tracing() and options.dtype == torch.float64  # whether it settled, but for rounding
+    searched = method == "active set" or told
+    thorough = searched and asked == "auto" and options.krylov is None and not recorded
     close = on_all_rows and iterations >= _CLOSE and options.damping == "auto"
     return Plan(method, iterations, _FINISH if close else options.rule, thorough, why)
 
@@ -177,25 +187,39 @@ def approach(
 
         return approach_eagerly(memo, instance, y, chosen, weights, metric, tol, near)  # pyright: ignore
     if chosen.method == "smooth":
-        return _project(memo, instance, y, weights, metric, chosen.iterations, tol, near)
+        options = {"weights": weights, "metric": metric, "iterations": chosen.iterations}
+        return _project(memo, instance, y, **options, tol=tol, near=near)
     with without_grad():
         outside = ~(largest(residual(instance.map.value(y), instance.lower, instance.upper)) <= tol)
     if tracing() or (y.is_cuda and not chosen.thorough):  # which must not, or had better not, look at values
         return torch.where(outside.unsqueeze(1), _towards(memo, chosen, weights, instance, y), y)
-    left = outside.nonzero().squeeze(1)
-    if not len(left):
-        return y
-    everybody = len(left) == len(y)
-    part, predicted = (instance, y) if everybody else (instance.select(left), y[left])
+    found, left = y, outside.nonzero().squeeze(1)
+    for search in _searches(memo, chosen, weights, metric, tol):
+        everybody = len(left) == len(y)
+        part, predicted = (instance, y) if everybody else (instance.select(left), y[left])
+        there = search(part, predicted) if len(left) else predicted
+        found = there if everybody else found.index_copy(0, left, there)
+        left = left[(there == predicted).all(1)]
+    return found
+
+
+def _searches(
+    memo: Memo, chosen: Plan, weights: Tensor | None, metric: Metric | None, tol: float
+) -> Iterator[Callable[[Instance, Tensor], Tensor]]:
+    """What leads samples that are all outside to their projections, each for those that the one before did not."""
+    yield partial(_apart, memo, chosen, weights)
+    if chosen.settles:
+        yield partial(_apart, memo, chosen._replace(iterations=_MORE), weights)
+        yield partial(seek, weights=weights, tol=tol)
+    elif chosen.thorough:
+        steps = _ITERATIONS["smooth"]
+        yield partial(_project, memo, weights=weights, metric=metric, iterations=steps, tol=tol)
+
+
+def _apart(memo: Memo, chosen: Plan, weights: Tensor | None, instance: Instance, y: Tensor) -> Tensor:
+    """`_towards`, out of reach of autocast."""
     towards = partial(_towards, memo, chosen, weights)
-    found = apart(towards, part, predicted) if y.dtype == torch.float32 else towards(part, predicted)
-    if chosen.thorough:
-        rest = (found == predicted).all(1).nonzero().squeeze(1)
-        if len(rest):
-            steps = _ITERATIONS["smooth"]
-            other = _project(memo, part.select(rest), predicted[rest], weights, metric, steps, tol)
-            found = found.index_copy(0, rest, other)
-    return found if everybody else y.index_copy(0, left, found)
+    return apart(towards, instance, y) if y.dtype == torch.float32 else towards(instance, y)
 
 
 def _towards(memo: Memo, chosen: Plan, weights: Tensor | None, instance: Instance, y: Tensor) -> Tensor:
@@ -211,13 +235,14 @@ def _towards(memo: Memo, chosen: Plan, weights: Tensor | None, instance: Instanc
         return active_set.project(instance, y, chosen.iterations, weights, search, strict=chosen.thorough)
     rows = sum(part.rows for part in map.parts if part.constant)
     iterate = admm_kernels.multipliers if admm_kernels.suits(y, rows) else admm.multipliers
-    return admm.approach(memo, instance, y, chosen.iterations, weights, iterate)
+    return admm.approach(memo, instance, y, chosen.iterations, weights, iterate, strict=chosen.thorough)
 
 
 def _project(
     memo: Memo,
     instance: Instance,
     y: Tensor,
+    *,
     weights: Tensor | None,
     metric: Metric | None,
     iterations: int,
@@ -334,4 +359,5 @@ def describe(chosen: Plan, map: Map) -> str:
         )
     rows = sum(part.rows for part in map.parts if part.constant)
     which = "all rows" if rows == map.rows else f"{rows:,} constant rows of {map.rows:,}"
-    return f"near the projection onto {which}, by {chosen.iterations} iterations of ADMM: {chosen.why}"
+    more = ", more where these do not settle" if chosen.thorough else ""
+    return f"near the projection onto {which}, by {chosen.iterations} iterations of ADMM{more}: {chosen.why}"

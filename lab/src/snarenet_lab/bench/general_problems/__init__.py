@@ -4,6 +4,7 @@ from snarenet_lab.bench.general_problems.arm import arm
 from snarenet_lab.bench.general_problems.base import General, Ipopt, Optimum
 from snarenet_lab.bench.general_problems.curved import bilinear, shell, torus, trigonometric
 from snarenet_lab.bench.general_problems.families import acopf, unicycle
+from snarenet_lab.bench.general_problems.linear import cart, track
 from snarenet_lab.bench.general_problems.portfolio import FORMS, portfolio
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "acopf",
     "arm",
     "bilinear",
+    "cart",
     "portfolio",
     "shell",
     "torus",
+    "track",
     "trigonometric",
     "unicycle",
 ]
