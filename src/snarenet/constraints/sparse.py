@@ -46,7 +46,7 @@ class SparseMatrix(nn.Module):
         A = A.to_sparse_coo().coalesce()
         self.register_buffer("values", check_finite(name, as_tensor(name, A.values().clone())))  # not views of A
         self.register_buffer("indices", A.indices().clone())
-        self.shape = A.shape
+        self.shape: torch.Size = A.shape
 
     @property
     def small(self) -> bool:
