@@ -195,9 +195,11 @@ def approach(
         return torch.where(outside.unsqueeze(1), _towards(memo, chosen, weights, instance, y), y)
     found, left = y, outside.nonzero().squeeze(1)
     for search in _searches(memo, chosen, weights, metric, tol):
+        if not len(left):
+            break
         everybody = len(left) == len(y)
         part, predicted = (instance, y) if everybody else (instance.select(left), y[left])
-        there = search(part, predicted) if len(left) else predicted
+        there = search(part, predicted)
         found = there if everybody else found.index_copy(0, left, there)
         left = left[(there == predicted).all(1)]
     return found
