@@ -26,8 +26,6 @@ from snarenet.repair.stopping import CONVERGED, GOING, NONFINITE, ran_away
 from snarenet.solution import Solution
 from snarenet.tracing import tracing, without_grad
 
-_FARTHER = 1.001  # times as far from the prediction as a start that has settled: not the nearest point
-
 
 def repair(
     constraints: Constraints,
@@ -176,14 +174,6 @@ class _Judged(NamedTuple):
     steps: Tensor
     violation: Tensor
 
-    def select(self, index: Tensor) -> _Judged:
-        """That of some of the samples."""
-        return _Judged(*(tensor[index] for tensor in self))
-
-    def put(self, index: Tensor, others: _Judged) -> _Judged:
-        """The same with these samples in their places."""
-        return _Judged(*(old.index_copy(0, index, new) for old, new in zip(self, others, strict=True)))
-
     def improved(self, samples: Tensor, again: _Judged) -> _Judged:
         """This with `samples` replaced by a second attempt, where that is better; its steps count anyway."""
         better = (again.violation < self.violation[samples]).nonzero().squeeze(1)
@@ -274,8 +264,6 @@ class _Points(NamedTuple):
 def _others(options: Options, asked: Options, course: _Course, points: _Points, out: _Judged) -> _Judged:
     """The same with whatever else may help samples that did not converge."""
     predicted, start, finite = points
-    if course.plan.settles and options.tol:
-        out = _sought(asked, course, points, _missed(course, points, out), out)
     if options.start == "auto" and course.plan.method != "none" and options.tol:
         other = (start != predicted).any(1).detach() | (asked.damping != options.rule)
         out = _again(out, replace(asked, damping=options.rule), course, predicted, finite & other)
@@ -296,13 +284,6 @@ def _again(out: _Judged, options: Options, course: _Course, start: Tensor, finit
     return out.improved(failed, course.select(failed).attempt(options, start[failed], finite[failed]))
 
 
-def _missed(course: _Course, points: _Points, out: _Judged) -> Tensor:
-    """(k,) the samples whose repair led from a start near the projection to where it is farther from the prediction."""
-    near, far = (_distance(z, points.predicted, course.weights) for z in (points.start, out.value))
-    missed = (out.status == CONVERGED) & (near > 0) & (far > _FARTHER**2 * near)
-    return missed.nonzero().squeeze(1)
-
-
 def _rescue(options: Options, course: _Course, points: _Points, out: _Judged) -> _Judged:
     """The same with other attempts for samples that did not converge, as long as there are any."""
     for attempt in attempts(options, course.given, course.metric is not None):
@@ -320,18 +301,15 @@ def _rescue(options: Options, course: _Course, points: _Points, out: _Judged) ->
     return out
 
 
-def _sought(options: Options, course: _Course, points: _Points, samples: Tensor, out: _Judged) -> _Judged:
-    """The same with samples (k,) that are repaired from the nearest point to their prediction, where that is better."""
-    if not len(samples):
-        return out
-    predicted = points.predicted[samples]
-    found = seek(course.given.select(samples), predicted, course.weights, options.tol)
+def _sought(options: Options, course: _Course, points: _Points, failed: Tensor, out: _Judged) -> _Judged:
+    """The same with samples that are repaired from the nearest point to their prediction, where it is found."""
+    predicted = points.predicted[failed]
+    found = seek(course.given.select(failed), predicted, course.weights, options.tol)
     some = (found != predicted).any(1).detach().nonzero().squeeze(1)
     if not len(some):
         return out
-    samples, predicted = samples[some], predicted[some]
-    again = course.select(samples).attempt(options, found[some], points.finite[samples])
-    return out.put(samples, out.select(samples).nearest(again, predicted, course.weights))
+    samples = failed[some]
+    return out.improved(samples, course.select(samples).attempt(options, found[some], points.finite[samples]))
 
 
 def _restart(options: Options, asked: Options, course: _Course, points: _Points, out: _Judged) -> _Judged:
@@ -340,7 +318,7 @@ def _restart(options: Options, asked: Options, course: _Course, points: _Points,
     if not len(failed):
         return out
     part, y, finite = course.select(failed), points.predicted[failed], points.finite[failed]
-    best, once = out.select(failed), replace(options, restarts=0)
+    best, once = _Judged(*(tensor[failed] for tensor in out)), replace(options, restarts=0)
     for k in range(options.restarts):
         other = elsewhere(k, y)
         start = part.begin(asked, other)
@@ -350,7 +328,7 @@ def _restart(options: Options, asked: Options, course: _Course, points: _Points,
         if course.plan.looks:  # from a point of a piece to the one of this piece that is nearest to y
             start = slide(part.given, y, found.value, found.status == CONVERGED, course.weights)
             best = best.nearest(part.attempt(asked, start, finite), y, course.weights)
-    return out.put(failed, best)
+    return _Judged(*(old.index_copy(0, failed, new) for old, new in zip(out, best, strict=True)))
 
 
 def _no_worse(judged: _Judged, instance: Instance, y: Tensor) -> _Judged:

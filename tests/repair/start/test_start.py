@@ -86,6 +86,16 @@ class TestChoice:
         assert plan(Memo(), Options(), rows.at(y), metric).method == "smooth"
         assert plan(Memo(), Options(), rows.at(y), recorded=True).method == "admm"
 
+    def test_limits_over_time(self) -> None:
+        """On speed and acceleration: the more times, the nearer to dependence, and ADMM would end outside."""
+        for times, method in ((30, "admm"), (120, "smooth")):
+            step, unit = 2 * torch.pi / times, torch.eye(times, dtype=torch.float64)
+            speed, acceleration = unit.diff(dim=0), unit.diff(n=2, dim=0)
+            rows = sn.Linear(speed, -1.2 * step, 1.2 * step) & sn.Linear(acceleration, -1.5 * step**2, 1.5 * step**2)
+            y = (step * torch.arange(times).double()).sin() + 0.3 * draw(20, times)
+            assert chosen(rows, y, None).method == method
+            assert sn.repair(rows, y).converged.all()
+
     @pytest.mark.parametrize("start", ["auto", sn.Nearest(), sn.Nearest(7)])
     def test_iterations(self, start: Any) -> None:
         usual = {"admm": 35, "active set": 26, "smooth": 20}

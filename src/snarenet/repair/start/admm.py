@@ -19,8 +19,7 @@ point of the set is nearer to $\hat y$ than d,
 
 $$ d^2 = \| y - \hat y \|^2 + 2 \mu^\top (A y - b). $$
 
-The iterations have settled where the terms of that product are small beside the first one. If the repair of y then
-leads to a point that is not farther from $\hat y$ than y itself, there is hardly a nearer one.
+The iterations have settled where the terms of that product are small beside the first one.
 """
 
 from __future__ import annotations

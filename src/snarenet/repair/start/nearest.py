@@ -82,11 +82,6 @@ class Plan(NamedTuple):
     why: str
 
     @property
-    def settles(self) -> bool:
-        """Does it lead near the projection, so that a repair that goes far from there has missed it?"""
-        return self.thorough and self.method == "admm"
-
-    @property
     def looks(self) -> bool:
         """Does it search for the nearest point, looking at values?"""
         return self.method == "smooth" or self.thorough
@@ -210,7 +205,7 @@ def _searches(
 ) -> Iterator[Callable[[Instance, Tensor], Tensor]]:
     """What leads samples that are all outside to their projections, each for those that the one before did not."""
     yield partial(_apart, memo, chosen, weights)
-    if chosen.settles:
+    if chosen.thorough and chosen.method == "admm":
         yield partial(_apart, memo, chosen._replace(iterations=_MORE), weights)
         yield partial(seek, weights=weights, tol=tol)
     elif chosen.thorough:
