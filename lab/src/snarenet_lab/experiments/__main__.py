@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--cluster")
     parser.add_argument("--stack-seeds", action="store_true", dest="stacked")
     parser.add_argument("--share", type=float)
+    parser.add_argument("--only", nargs="+", default=(), metavar="LABEL")
     parser.add_argument("--no-train", action="store_false", dest="train")
     parser.add_argument("--engine", default="ipopt")
     parser.add_argument("--device", default="cpu")
