@@ -19,6 +19,7 @@ from snarenet.problems.mpc import MPC
 from snarenet.problems.nclp import NCLP
 from snarenet.problems.portfolio import Portfolio
 from snarenet.problems.qcqp import QCQP
+from snarenet.problems.supervised import Supervised
 
 __all__ = [
     "ACOPF",
@@ -30,6 +31,7 @@ __all__ = [
     "Outcome",
     "Portfolio",
     "Problem",
+    "Supervised",
     "crps",
     "load",
     "names",

@@ -14,6 +14,7 @@ from snarenet.constraints import Constraints
 from snarenet.constraints.base import largest
 from snarenet.constraints.data import check_objective
 from snarenet.problems.feasible import has_point
+from snarenet.problems.features import OfFeatures
 from snarenet.solution import Solution
 
 _SHARE = 0.0833  # of the instances, for validation and again for testing
@@ -58,7 +59,7 @@ class Problem(nn.Module, ABC):
     input (a control policy, say) overrides `run`.
 
     Attributes:
-        constraints: the feasible set.
+        constraints: the feasible set, of what a model sees of x.
         inputs: (N, d) all inputs x, in float64; split contiguously into training, validation and test instances.
         size: the n of a solution y.
         features: how many entries of x a model sees, the first ones; the others are for the objective alone, such as
@@ -96,7 +97,7 @@ class Problem(nn.Module, ABC):
         solution = model.solve(self.seen(x), relax)
         y = solution.value
         objective = check_objective(self.objective(y, x), y)
-        errors = self.constraints.residual(y.to(torch.float64), x).abs()  # as `Solution.violation` is measured
+        errors = self.feasible_set.residual(y.to(torch.float64), x).abs()  # as `Solution.violation` is measured
         return Outcome(
             objective=objective,
             cost=objective,
@@ -151,6 +152,11 @@ class Problem(nn.Module, ABC):
         return x if self.features is None else x[:, : self.features]
 
     @property
+    def feasible_set(self) -> Constraints:
+        """The feasible set as one of whole inputs: what `constraints` are at what a model sees of them."""
+        return self.constraints if self.features is None else OfFeatures(self.constraints, self.features)
+
+    @property
     def direct(self) -> bool:
         """Is what a model returns for x the solution itself? Not where `run` is the family's own: a policy, say."""
         return type(self).run is Problem.run
@@ -166,7 +172,7 @@ class Problem(nn.Module, ABC):
 
     def equalities(self, x: Tensor) -> Tensor:
         """(rows,) true for the rows that are equalities."""
-        instance = self.constraints.at(x.new_zeros(len(x), self.size), x)
+        instance = self.feasible_set.at(x.new_zeros(len(x), self.size), x)
         return (instance.lower == instance.upper).all(0)
 
     def split(self, name: Split) -> Tensor:
@@ -191,7 +197,7 @@ class Problem(nn.Module, ABC):
         if name not in self._feasible:
             x = self._drawn(name).double()
             start = x.new_zeros(self.size) if self.typical is None else self.typical.double()
-            self._feasible[name] = has_point(self.constraints, start, x, rescue=name != "train").cpu()
+            self._feasible[name] = has_point(self.feasible_set, start, x, rescue=name != "train").cpu()
         return self._feasible[name]
 
 

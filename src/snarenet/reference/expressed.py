@@ -125,7 +125,7 @@ def disagreement(problem: Problem, family: Family, x: torch.Tensor) -> str:
     program = Expressed(family, x[0].cpu().numpy())
     with torch.no_grad():
         f = problem.objective(y.to(x.device), x).item()
-        g = problem.constraints.value(y.to(x.device), x)[0].cpu().numpy()
+        g = problem.feasible_set.value(y.to(x.device), x)[0].cpu().numpy()
     point = y[0].numpy()
     if not np.isclose(program.objective(point), f, rtol=1e-9):
         return f"its `expressions` have an objective of {program.objective(point)!r} where `objective` has {f!r}"

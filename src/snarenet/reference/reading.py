@@ -185,7 +185,7 @@ class Lagrangian:
         x, weight, weights = given
 
         def total(y: Tensor) -> Tensor:
-            f, g = self.problem.objective(y, x), self.problem.constraints.value(y, x)
+            f, g = self.problem.objective(y, x), self.problem.feasible_set.value(y, x)
             return (weight * f).sum() + (weights * g).sum()
 
         return torch.func.grad(total)(y)

@@ -141,7 +141,7 @@ class Task:
 
 def _tasks(problem: Problem, x: Tensor, engine: str, noise: Array) -> list[Task]:
     """The instances in chunks, after a check that the engine is there and can solve them."""
-    instance = problem.constraints.at(x.new_zeros(len(x), problem.size), x)
+    instance = problem.feasible_set.at(x.new_zeros(len(x), problem.size), x)
     programs, lower, upper = _read(problem, x, instance, engine)
     guesses = None if problem.guesses is None else problem.guesses[: len(noise) + 1]
     points = np.empty((0, problem.size)) if guesses is None else guesses.detach().double().cpu().numpy()
@@ -252,7 +252,7 @@ def _check(problem: Problem, x: Tensor, chunks: Iterable[Chunk]) -> Reference:
     parts = (np.concatenate(part) for part in zip(empty, *chunks, strict=True))
     value, kkt, seconds = (torch.from_numpy(part).to(x.device) for part in parts)
     with torch.no_grad():
-        violation = problem.constraints.violation(value, x).nan_to_num(torch.inf, posinf=torch.inf)
+        violation = problem.feasible_set.violation(value, x).nan_to_num(torch.inf, posinf=torch.inf)
         objective = problem.objective(value, x)
     ok = (violation <= VIOLATION) & (kkt <= RESIDUAL) & objective.isfinite()
     failed = int((~ok).sum())

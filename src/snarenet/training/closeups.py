@@ -42,7 +42,7 @@ def look_closely(problem: Problem, x: Tensor, solution: Solution, gap: Array, co
         count: how many instances to look at; fewer if they are large.
     """
     prediction, value = (tensor.to(torch.float64) for tensor in (solution.raw, solution.value))
-    instance = problem.constraints.at(value, x)
+    instance = problem.feasible_set.at(value, x)
     n, m = value.shape[1], instance.lower.shape[1]
     count = min(count, max(1, _NUMBERS // (2 * n + 5 * m)))
     known = np.isfinite(gap)
@@ -80,7 +80,7 @@ def _multipliers(problem: Problem, x: Tensor, value: Tensor, chosen: np.ndarray)
     lagrangian, found = Lagrangian(problem), []
     for i in chosen.tolist():
         y, one = array(value[i]), x[[i]]
-        instance = problem.constraints.at(value[[i]], one)
+        instance = problem.feasible_set.at(value[[i]], one)
         program = Autograd(problem, one, instance, lagrangian)
         found.append(_multipliers_of(program, y, array(instance.lower[0]), array(instance.upper[0])))
     multipliers, residual = zip(*found, strict=True)

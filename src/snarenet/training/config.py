@@ -116,7 +116,7 @@ class TrainConfig(Repair, Optimisation, Network, Schedule):
         units = Units.of(inputs, inputs.new_zeros(1, outputs))
         points, rest = divmod(outputs, problem.size)
         if not rest:
-            map = problem.constraints.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1]).map
+            map = problem.feasible_set.at(problem.inputs.new_zeros(1, problem.size), problem.inputs[:1]).map
             scale = (_WIDE if map.diagonal_hessian else _NARROW) * found.scale
             units.centre, units.scale = found.centre.repeat(points), scale.repeat(points)
         return units

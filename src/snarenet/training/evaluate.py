@@ -78,7 +78,7 @@ def evaluate(
             "infeasible": len(problem.infeasible(split)),
             "tol": layer.tol,
             **summarize(outcome, problem.equalities(x), reference),
-            **({} if witness.only is None else nearness(witness.only, problem.constraints, x, layer.metric)),
+            **({} if witness.only is None else nearness(witness.only, problem.feasible_set, x, layer.metric)),
             "seconds": {"model": seconds, "reference": reference_seconds, "engine": engine},
         }
         arrays = _arrays(outcome, reference, path)

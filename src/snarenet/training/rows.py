@@ -44,7 +44,7 @@ def convex(problem: Problem) -> bool:
 
 def _instance(problem: Problem) -> Instance:
     x = problem.inputs[:_INPUTS]
-    return problem.constraints.at(x.new_zeros(len(x), problem.size), x)
+    return problem.feasible_set.at(x.new_zeros(len(x), problem.size), x)
 
 
 def _bowl(part: Map) -> bool:

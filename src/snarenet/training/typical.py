@@ -103,16 +103,16 @@ def _solutions(problem: Problem, centre: Tensor) -> tuple[Tensor, Tensor]:
     inputs = problem.split("train")
     count = min(max(_FEWEST, min(_INPUTS, _ENTRIES // problem.size)), len(inputs))
     x = inputs[torch.linspace(0, len(inputs) - 1, count, device=inputs.device).round().long()]
-    first = repair_with(_SURE, problem.constraints, centre.expand(len(x), -1), x)
+    first = repair_with(_SURE, problem.feasible_set, centre.expand(len(x), -1), x)
     y, x = first.value[first.converged], x[first.converged]
     if not len(y):
         return y, x
-    return polish(problem.objective, problem.constraints, y, x, _units(problem, y, x), _TOL, _DESCENT), x
+    return polish(problem.objective, problem.feasible_set, y, x, _units(problem, y, x), _TOL, _DESCENT), x
 
 
 def _units(problem: Problem, y: Tensor, x: Tensor) -> Tensor:
     """(n,) lengths to move the variables by: of their room, or else of their size; no less than they spread."""
-    return units_of(problem.constraints, y, x).maximum(_spread(y))
+    return units_of(problem.feasible_set, y, x).maximum(_spread(y))
 
 
 def _spread(y: Tensor) -> Tensor:

@@ -111,6 +111,8 @@ class Repair(Part):
             if known is not None and may:
                 chosen |= {"objective": problem.objective, "step": None if options.start is None else known.step}
             if self.candidates > 1:
+                if problem.features is not None:
+                    raise ValueError("`candidates` must be 1 where the objective needs what a model does not see of x")
                 chosen |= {"objective": problem.objective, "count": self.candidates}
                 return BestOfLayer(problem.constraints, **chosen)
         else:
