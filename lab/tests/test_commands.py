@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from snarenet import cli
+from snarenet_lab.experiments.reproduce import reproduce
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,3 +76,16 @@ def test_where_nothing_is_installed(module: str, tmp_path: Path) -> None:
     done = python("-c", script, *arguments, "--device", "cpu", "--out", str(tmp_path), PYTHONPATH=where)
     assert done.returncode == 0, done.stderr
     assert "| waves | 5 x 30 |" in done.stdout or "theory: 0 of 0 runs" in done.stdout
+
+
+def test_a_reproduction_without_tyro_has_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    from snarenet_lab.experiments import __main__ as module
+
+    called: dict[str, object] = {}
+    monkeypatch.setattr(module, "reproduce", lambda **given: called.update(given) or [])
+    monkeypatch.setattr(sys, "argv", ["experiments", "qcqp", "--only", "DC3", "SnareNet*", "--share", "0.5"])
+    module.main()
+    assert called["items"] == ["qcqp"]
+    assert called["only"] == ["DC3", "SnareNet*"]
+    assert called["share"] == 0.5
+    assert set(called) == set(inspect.signature(reproduce).parameters) - {"quiet"}
