@@ -52,6 +52,31 @@ def test_a_target_that_never_changes() -> None:
     assert problem.objective(torch.zeros(20, 3, dtype=torch.float64), problem.inputs).tolist() == [0.25] * 20
 
 
+def test_missing_targets_are_not_scored(tmp_path: Path) -> None:
+    whole = data()
+    x, targets = whole.seen(whole.inputs), whole.targets(whole.inputs).clone()
+    missing = draw(*targets.shape, seed=5) < 0.3
+    missing[7] = True  # nothing is known of this one
+    targets[missing] = torch.nan
+    problem = Supervised(parts(), x, targets)
+    y = draw(len(x), 4, seed=6)
+    kept = [targets[~missing[:, j], j] for j in range(4)]
+    assert problem.deviation.tolist() == pytest.approx([one.std(correction=0).item() for one in kept], rel=1e-12)
+    errors = ((y - whole.targets(whole.inputs)) / problem.deviation).square()
+    for i in range(20):
+        known = errors[i, ~missing[i]]
+        expected = known.mean().item() if len(known) else 0.0
+        assert problem.objective(y, problem.inputs)[i].item() == pytest.approx(expected, rel=1e-12)
+    y.requires_grad_()
+    problem.objective(y, problem.inputs).sum().backward()
+    assert y.grad is not None
+    assert bool((y.grad[missing] == 0).all())
+    model = trained(problem, tmp_path / "run")
+    summary = sn.evaluate(model, problem).summary
+    assert summary["objective"]["mean"] < 0.3
+    assert summary["violation"] <= 1e-8
+
+
 def test_training_learns_and_obeys(tmp_path: Path) -> None:
     problem = data()
     model = trained(problem, tmp_path / "run")
@@ -142,8 +167,10 @@ def test_what_is_refused() -> None:
         Supervised(parts(), x, targets[:, 0])
     with pytest.raises(ValueError, match="`targets` must be as many as x, 20, but got 19"):
         Supervised(parts(), x, targets[1:])
-    with pytest.raises(ValueError, match="`targets` must be finite"):
+    with pytest.raises(ValueError, match="`targets` must be finite, but it holds infinity"):
         Supervised(parts(), x, targets / 0)
+    with pytest.raises(ValueError, match="`x` must be finite, but it holds NaN"):
+        Supervised(parts(), x / 0 * 0, targets)
     with pytest.raises(ValueError, match="`constraints` are on 4 outputs, but there are 2 of them"):
         Supervised(parts(), x, targets[:, :2])
     with pytest.raises(ValueError, match=r"`targets` must have 4 columns, but got shape \(20, 2\); or give a `loss`"):

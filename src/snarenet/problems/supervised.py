@@ -5,7 +5,7 @@ $$ \min_\theta \frac1N \sum_i \ell(\check y_i, t_i) \quad \text{s.t.} \quad
    \ell(y, t) = \frac1n \sum_j \Big( \frac{y_j - t_j}{\sigma_j} \Big)^2 $$
 
 unless another loss is given, with $\sigma_j$ the deviation of target j in the data, so that 1 is the loss of one who
-always says the mean.
+always says the mean. A target that is missing, NaN, is not scored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Supervised(Problem):
     Args:
         constraints: the set that outputs obey, which sees x. Targets may be outside: noise moves them.
         x: (N, d) what outputs are predicted from.
-        targets: (N, k) what they are compared with.
+        targets: (N, k) what they are compared with; NaN where one is missing.
         loss: (B,) of outputs (B, n) and targets (B, k), differentiable in the outputs; squared errors unless given.
         size: the n of outputs, where a loss compares them with targets of another size.
     """
@@ -42,7 +42,7 @@ class Supervised(Problem):
         self, constraints: Constraints, x: Tensor, targets: Tensor, loss: Loss | None = None, size: int | None = None
     ) -> None:
         super().__init__()
-        x, targets = _data("x", x), _data("targets", targets)
+        x, targets = check_finite("x", _data("x", x)), _data("targets", targets)
         if len(x) != len(targets):
             raise ValueError(f"`targets` must be as many as x, {len(x)}, but got {len(targets)}")
         self.features, self.size = x.shape[1], targets.shape[1] if size is None else size
@@ -52,8 +52,8 @@ class Supervised(Problem):
             raise ValueError(f"`constraints` are on {constraints.size} outputs, but there are {self.size} of them")
         self.constraints, self.loss = constraints, loss
         self.register_buffer("inputs", torch.cat([x, targets], 1))
-        spread = targets.std(0, correction=0)
-        self.register_buffer("deviation", torch.where(spread > 0, spread, 1.0))
+        spread = (targets - targets.nanmean(0)).square().nanmean(0).sqrt()
+        self.register_buffer("deviation", torch.where(spread > 0, spread, 1.0))  # of one that never changes, or is not
 
     deviation: Tensor
 
@@ -63,7 +63,11 @@ class Supervised(Problem):
 
     def objective(self, y: Tensor, x: Tensor) -> Tensor:
         targets = self.targets(x)
-        return ((y - targets) / self.deviation).square().mean(1) if self.loss is None else self.loss(y, targets)
+        if self.loss is not None:
+            return self.loss(y, targets)
+        known = ~targets.isnan()
+        error = torch.where(known, y - targets, 0.0) / self.deviation
+        return error.square().sum(1) / known.sum(1).clamp(min=1)
 
     @property
     def solvable(self) -> bool:
@@ -72,7 +76,9 @@ class Supervised(Problem):
 
 
 def _data(name: str, value: Tensor) -> Tensor:
-    data = check_finite(name, as_tensor(name, value)).to(torch.float64)
+    data = as_tensor(name, value).to(torch.float64)
     if data.ndim != 2:
         raise ValueError(f"`{name}` must have shape (N, {'d' if name == 'x' else 'k'}), but got {describe(data)}")
+    if bool(data.isinf().any()):
+        raise ValueError(f"`{name}` must be finite, but it holds infinity")
     return data
