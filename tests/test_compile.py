@@ -20,12 +20,13 @@ SETS = {
     "quadratic": lambda: sn.Quadratic(0.1 * A, A, upper=0.5) & sn.Linear(C.clone(), equals=lambda x: x),
     "factored": lambda: sn.Quadratic(factor=0.3 * C.T, diagonal=A[:1] ** 2, upper=0.5) & sn.Box(-1.0, 1.0),
     "l1 ball": lambda: sn.L1Ball(0.1, lambda x: 0.5 + x[:, :1].abs()) & sn.Linear(C.clone(), equals=0.1),
+    "variation": lambda: sn.L1Ball(0.1, lambda x: 0.5 + x[:, :1].abs(), A) & sn.Box(-1.0, 1.0),
     "function": lambda: sn.Nonlinear(lambda y, x: y.sin() @ A.T + x[:, :1], rows=3, lower=-0.5, upper=0.5),
     "many rows": lambda: sn.Nonlinear(lambda y, x: torch.cat([y**2, y**3], 1) + x[:, :1], rows=12, upper=2.0),
 }
 
 QUICK = ("constant", "box", "quadratic", "function")
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("factored", "l1 ball", "many rows")]
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("factored", "l1 ball", "variation", "many rows")]
 
 
 def model(kind: str, **options) -> sn.ConstrainedModel:

@@ -17,6 +17,7 @@ SETS = {
     "quadratic": lambda: sn.Quadratic(0.1 * A, A, upper=0.5) & sn.Linear(C, equals=0.1),
     "factored": lambda: sn.Quadratic(factor=0.2 * A.T, diagonal=0.1 * C**2, upper=0.5) & sn.Box(-1.0, 1.0),
     "l1 ball": lambda: sn.L1Ball(0.1 * C[0], 0.5) & sn.Linear(C, equals=0.1),
+    "variation": lambda: sn.L1Ball(0.1, 0.5, A) & sn.Box(-1.0, 1.0),
     "function": lambda: sn.Nonlinear(lambda y, x: y.sin() @ A.T, rows=2, lower=-0.5, upper=0.5),
     "more rows than variables": lambda: sn.Nonlinear(lambda y, x: torch.cat([y, y @ C.T], 1), rows=5, upper=1.0),
 }

@@ -55,6 +55,30 @@ def test_alone_it_is_the_projection() -> None:
     )
 
 
+@pytest.mark.parametrize("radius", [0.2, 1e-3, 0.0])
+@pytest.mark.parametrize("start", starts())
+def test_every_start_is_repaired_to_a_small_variation(start: str, radius: float) -> None:
+    """Also without the projection: what an export does, and who asks for the steps alone."""
+    once = torch.eye(N, dtype=torch.float64).diff(dim=0)
+    y, ball = starts()[start], sn.L1Ball(0.0, radius, once)
+    near = sn.repair(ball, y)
+    for solution in (near, sn.repair(ball, y, start=None, rescue=True)):
+        assert solution.converged.all(), solution.describe()
+        assert (solution.value.diff(dim=1).abs().sum(1) <= radius + 1e-8).all()
+        assert ((near.value - y).norm(dim=1) <= (solution.value - y).norm(dim=1) * (1 + 1e-5)).all()
+
+
+def test_rows_with_a_matrix_are_slack_inside_and_at_least_the_excess_outside() -> None:
+    matrix = draw(7, 5, seed=4)
+    ball, y = sn.L1Ball(0.3, 4.0, matrix), torch.cat([0.1 * draw(20, 5), 2 * draw(20, 5, seed=1)])
+    value, excess = ball.value(y), (y @ matrix.T - 0.3).abs().sum(1, keepdim=True) - 4
+    assert ball.rows == 7
+    assert 5 < int((excess <= 0).sum()) < 35
+    assert torch.equal(value <= 0, (excess <= 0).expand_as(value))
+    torch.testing.assert_close(value[:20].amax(1), excess[:20, 0])
+    assert (value[20:].amax(1) >= excess[20:, 0]).all()
+
+
 def test_the_row_is_slack_inside_and_at_least_the_excess_outside() -> None:
     ball, y = sn.L1Ball(0.0, 1.0), torch.cat([0.01 * draw(20, 30), draw(20, 30, seed=1)])
     value, excess = ball.value(y), y.abs().sum(1, keepdim=True) - 1

@@ -321,9 +321,8 @@ class TestQuadraticWholeOfX(ConstraintsSuite):
         )
 
 
-def l1_row(y: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
-    """The row of an `L1Ball`, its projection found as the root of a falling function by bisection and Newton."""
-    d = y - center
+def l1_level(d: Tensor, radius: Tensor | float) -> Tensor:
+    """What a projection onto the ball takes off, as the root of a falling function by bisection and Newton."""
     low, high = torch.zeros_like(d[:, :1]), d.abs().amax(1, keepdim=True)
     with torch.no_grad():
         for _ in range(60):
@@ -331,7 +330,13 @@ def l1_row(y: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
             above = torch.relu(d.abs() - middle).sum(1, keepdim=True) > radius
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     far = (d.abs() > low).to(d)
-    level = ((far * d.abs()).sum(1, keepdim=True) - radius) / far.sum(1, keepdim=True).clamp(min=1)
+    return ((far * d.abs()).sum(1, keepdim=True) - radius) / far.sum(1, keepdim=True).clamp(min=1)
+
+
+def l1_row(y: Tensor, center: Tensor, radius: Tensor | float) -> Tensor:
+    """The row of an `L1Ball`."""
+    d = y - center
+    level = l1_level(d, radius)
     moved = torch.minimum(torch.maximum(d, -level), level)
     return math.sqrt(y.shape[1]) * moved.norm(dim=1, keepdim=True)
 
@@ -387,6 +392,50 @@ class TestL1BallPerSample(ConstraintsSuite):
             formula=lambda y, x: torch.cat([l1_row(y, center, radius), y.square().sum(1, keepdim=True)], 1),
             upper=lambda x: torch.tensor([0.0, 2.0], dtype=torch.float64),
             batched=True,
+        )
+
+    steps = 3
+
+
+def l1_rows(d: Tensor, radius: Tensor | float) -> Tensor:
+    """Those of an `L1Ball` with a matrix, d = A y - c."""
+    excess = d.abs().sum(1, keepdim=True) - radius
+    return torch.where(excess > 0, d.shape[1] * torch.minimum(d.abs(), l1_level(d, radius)), excess)
+
+
+class TestL1BallWithMatrix(ConstraintsSuite):
+    """A matrix, a center and a radius that are trained."""
+
+    def case(self) -> Case:
+        matrix, center = nn.Parameter(draw(3, 5, seed=1)), nn.Parameter(draw(3, seed=2))
+        radius = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        return Case(
+            sn.L1Ball(center, radius, matrix),
+            draw(BATCH, 5, seed=3, scale=2),
+            formula=lambda y, x: l1_rows(y @ matrix.T - center, radius),
+            upper=0.0,
+            tensors=[matrix, center, radius],
+        )
+
+    steps = 3
+
+
+class TestL1BallWithMatrixOfX(ConstraintsSuite):
+    """A plan that changes little, at prices of x, beside a box; one sample is inside."""
+
+    def case(self) -> Case:
+        once = torch.eye(5, dtype=torch.float64).diff(dim=0)
+        x = {"price": 1 + draw(BATCH, 1, 1, seed=1).abs(), "limit": torch.tensor([[0.5], [0.1], [9.0], [1.0], [0.3]])}
+        x["limit"] = x["limit"].double()
+        return Case(
+            sn.L1Ball(0.1, lambda x: x["limit"], lambda x: once * x["price"]) & sn.Box(-1.0, 1.0),
+            draw(BATCH, 5, seed=2),
+            x,
+            formula=lambda y, x: torch.cat(
+                [l1_rows((once * x["price"] @ y.unsqueeze(2)).squeeze(2) - 0.1, x["limit"]), y], 1
+            ),
+            lower=lambda x: torch.tensor(4 * [-torch.inf] + 5 * [-1.0], dtype=torch.float64),
+            upper=lambda x: torch.tensor(4 * [0.0] + 5 * [1.0], dtype=torch.float64),
         )
 
     steps = 3

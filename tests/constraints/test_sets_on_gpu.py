@@ -18,13 +18,13 @@ MOVABLE = [suite for suite in SUITES if suite.__name__ in {
     "TestBox", "TestBoxWithCoupling", "TestQuadraticDiagonal", "TestQuadraticWhole", "TestQuadraticWholePerSample",
     "TestQuadraticLearned", "TestQuadraticFactored", "TestQuadraticFactoredPerSample", "TestQuadraticFactoredLearned",
     "TestQuadraticDiagonalAlone", "TestQuadraticWholeLearned", "TestL1Ball", "TestL1BallOfX", "TestL1BallPerSample",
-    "TestNonlinearModule", "TestSubclass",
+    "TestL1BallWithMatrix", "TestNonlinearModule", "TestSubclass",
 }]  # fmt: skip
 
 
 CAPTURING = {
     "TestLinearTwoSided", "TestManyNonlinearRows", "TestQuadraticOfX", "TestQuadraticFactoredOfX",
-    "TestQuadraticWholeOfX", "TestNonlinearTrigonometric",
+    "TestQuadraticWholeOfX", "TestNonlinearTrigonometric", "TestL1BallWithMatrixOfX",
     "TestNonlinearClosure", "TestNonlinearWithJacobian", "TestNonlinearWithJacobianAndClosure",
 }  # fmt: skip
 

@@ -283,21 +283,36 @@ class TestSuite(ConstraintsSuite):
         return Case(found, guess, x, formula)
 
 
-def test_a_ball_in_the_first_norm() -> None:
-    """It is an `L1Ball`, whose repair is the projection; with a matrix inside it is a function."""
+@pytest.mark.parametrize(
+    ("norm", "rows"),
+    [
+        (lambda y, c: cp.norm1(c - y), 1),
+        (lambda y, c: cp.sum(cp.abs(y - c)), 1),
+        (lambda y, c: cp.norm1(SQUARE @ y - c), N),
+        (lambda y, c: cp.tv(y), N - 1),
+        (lambda y, c: cp.norm1(cp.multiply(1 + cp.square(c), y)), N),
+        (lambda y, c: cp.norm1(cp.hstack([y, y[0] - c[1]])), N + 1),
+    ],
+    ids=["as it is", "sum of sizes", "a matrix", "total variation", "a matrix of x", "an entry twice"],
+)
+def test_a_ball_in_the_first_norm(norm: Any, rows: int) -> None:
+    """It is an `L1Ball`, whose repair is the projection."""
     y, c, r = cp.Variable(N), cp.Parameter(N), cp.Parameter(nonneg=True)
-    found = sn.Constraints.from_cvxpy([cp.norm1(c - y) <= r], parameters=[c, r])
+    found = sn.Constraints.from_cvxpy([norm(y, c) <= r], [y], [c, r])
     assert isinstance(found, sn.L1Ball)
+    assert (found.rows, found.matrix is None) == (rows, rows == 1)
     guess, x = inputs(3)
+    x = torch.cat([x[:, :-1], x[:, -1:].abs() + 0.5], 1)
     value = sn.repair(found, guess, x).value
     target = cp.Parameter(N)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(y - target)), [cp.norm1(c - y) <= r])
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(y - target)), [norm(y, c) <= r])
     for k in range(3):
         assign([c, r], x[k])
         target.value = guess[k].numpy()
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-        assert np.abs(value[k].numpy() - y.value).max() <= 1e-6
-    assert isinstance(sn.Constraints.from_cvxpy([cp.norm1(SQUARE @ y) <= 1]), sn.Nonlinear)
+        assert np.abs(value[k].numpy() - y.value).max() <= 1e-4
+        away = [np.linalg.norm(target.value - point) for point in (value[k].numpy(), y.value)]
+        assert away[0] == pytest.approx(away[1], rel=1e-6)
 
 
 def test_matrices_and_names() -> None:

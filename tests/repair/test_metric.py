@@ -42,6 +42,7 @@ SETS = {
     "whole": lambda: sn.Quadratic(0.1 * draw(2, SIZE, SIZE, seed=7), C, upper=0.3) & sn.Box(-2.0, 2.0),
     "factored": lambda: sn.Quadratic(factor=0.3 * C.T, diagonal=A[:1] ** 2, upper=0.5) & sn.Box(-1.0, 1.0),
     "l1 ball": lambda: sn.L1Ball(0.1, lambda x: 0.5 + x[:, :1].abs()) & sn.Linear(C, equals=0.1),
+    "variation": lambda: sn.L1Ball(0.1, lambda x: 0.5 + x[:, :1].abs(), A) & sn.Box(-1.0, 1.0),
     "function": lambda: sn.Nonlinear(function, rows=3, lower=-0.5, upper=0.5) & sn.Box(-2.0, 2.0),
     "many rows": lambda: sn.Nonlinear(lambda y, x: torch.cat([y**2, y**3], 1) + x[:, :1], 12, upper=2.0),
 }

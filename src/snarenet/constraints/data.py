@@ -117,6 +117,17 @@ def recall(module: nn.Module, name: str, x: Any) -> Tensor:
         raise
 
 
+def recall_matrix(module: nn.Module, name: str, rows: int | None, y: Tensor, x: Any) -> Tensor:
+    """The matrix kept under `name`, at x: (rows, n) or (B, rows, n) for y (B, n), with any number of rows if None."""
+    matrix = recall(module, name, x)
+    if is_function(getattr(module, name)):
+        check_shape(name, matrix, (rows or "m", y.shape[1]), (y.shape[0], rows or "m", y.shape[1]))
+        check_finite(name, matrix)
+    elif matrix.ndim == 3:
+        check_shape(name, matrix, (y.shape[0], *matrix.shape[1:]))
+    return matrix
+
+
 def check_inputs(y: Tensor, x: Any) -> None:
     """Raise unless every tensor of x has the samples of y as its first dimension, and is on its device."""
     for leaf in tree_leaves(x):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from snarenet.constraints.base import Instance, LimitedRows
 from snarenet.constraints.bounds import Bounds
-from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall, store
+from snarenet.constraints.data import Datum, check_finite, check_inputs, check_shape, recall_matrix, store
 from snarenet.constraints.maps import IdentityMap, LinearMap, SparseMap
 from snarenet.constraints.sparse import SparseMatrix, is_sparse
 from snarenet.constraints.structure import Seen
@@ -61,12 +61,7 @@ class Linear(LimitedRows):
         check_inputs(y, x)
         if isinstance(self.A, SparseMatrix):
             return self._instance(y, self._sparse_map(self.A, y.dtype), x)
-        A = recall(self, "A", x)
-        if not isinstance(self.A, Tensor):
-            check_shape("A", A, (self.rows or "m", y.shape[1]), (y.shape[0], self.rows or "m", y.shape[1]))
-            check_finite("A", A)
-        elif A.ndim == 3:
-            check_shape("A", A, (y.shape[0], *A.shape[1:]))
+        A = recall_matrix(self, "A", self.rows, y, x)
         return self._instance(y, self.constant_map(y.dtype) or LinearMap(A.to(y.dtype), self.seen), x)
 
     def constant_map(self, dtype: torch.dtype) -> LinearMap | None:

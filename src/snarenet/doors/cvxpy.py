@@ -4,7 +4,7 @@ Every expression is translated to torch, atom by atom (`atoms.py`), and its rows
 
     affine in y       Box (rows that are entries of y), Linear
     quadratic in y    Quadratic
-    sum |y - c| <= r  L1Ball
+    sum |Ay - c| <= r L1Ball
     others            Nonlinear
 
 Data in which parameters enter are functions of x, all others are computed once. Nothing need be convex, DCP or DPP.

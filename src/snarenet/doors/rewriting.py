@@ -56,8 +56,11 @@ def _inequality(left: Any, right: Any) -> list[Row | Ball]:
         return [row for part in parts for row in _inequality(part, right)]
     if name_of(right) == "minimum" or _of_all(right, "min"):
         return [row for part in right.args for row in _inequality(left, part)]
-    if _of_all(left, "norm1") and left.args[0].is_affine() and not right.variables():
-        return [Ball(left.args[0], right)]
+    sizes = left.args[0] if _of_all(left, "sum") else None
+    added = sizes.args[0] if sizes is not None and name_of(sizes) == "abs" else None
+    inside = left.args[0] if _of_all(left, "norm1") else added
+    if inside is not None and inside.is_affine() and not right.variables():
+        return [Ball(inside, right)]
     return [Row(left - right, equality=False)]
 
 

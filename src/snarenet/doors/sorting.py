@@ -100,26 +100,28 @@ def _sized(found: Constraints, rows: int, model: Model) -> Constraints:
 
 
 def ball_of(ball: Ball, model: Model) -> L1Ball | None:
-    """sum |y - c| <= r, if that is what stands in the ball: every entry of y once, as it is or negated."""
-    n = model.y.size
+    """sum |A y - c| <= r; without A where it takes every entry of y once, as it is or negated."""
+    n, example = model.y.size, model.example()
     inside, radius = Rows([ball.inside], model), Rows([ball.radius], model)
-    if inside.rows != n or radius.rows != 1 or reach(ball.inside) > 0:
+    if radius.rows != 1:
         return None
-    A = Coefficient(inside, n, 1).constant(model.example())
-    if not _permutes(A.abs()):
-        return None
-    center, limit = _Center(Coefficient(inside, n, 0, -1.0), A), Coefficient(radius, n, 0)
-    found = L1Ball(
-        center if inside.varies else center(model.example())[0],
-        limit if radius.varies else limit.constant(model.example())[0],
-    )
-    found.size = n
+    limit = Coefficient(radius, n, 0)
+    r = limit if radius.varies else limit.constant(example)[0]
+    A, c = Coefficient(inside, n, 1), Coefficient(inside, n, 0, -1.0)
+    constant = None if reach(ball.inside) > 0 else A.constant(example)
+    if constant is not None and _permutes(constant.abs()):
+        center = _Center(c, constant)
+        found = L1Ball(center if inside.varies else center(example)[0], r)
+    else:
+        found = L1Ball(c if inside.varies else c.constant(example), r, A if constant is None else constant)
+    found.rows, found.size = 1 if found.matrix is None else inside.rows, n
     return found
 
 
 def _permutes(A: Tensor) -> bool:
-    """Has A (n, n) a single 1 in every row and column, and nothing else?"""
-    return bool(((A == 0) | (A == 1)).all() and (A.sum(0) == 1).all() and (A.sum(1) == 1).all())
+    """Has A (k, n) a single 1 in every row and column, and nothing else?"""
+    ones = bool(((A == 0) | (A == 1)).all() and (A.sum(0) == 1).all() and (A.sum(1) == 1).all())
+    return ones and A.shape[0] == A.shape[1]
 
 
 class _Center(nn.Module):

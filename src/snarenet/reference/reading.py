@@ -11,7 +11,7 @@ from torch import Tensor
 
 from snarenet.constraints import Nonlinear
 from snarenet.constraints.base import Instance
-from snarenet.constraints.maps import IdentityMap, L1BallMap, Map
+from snarenet.constraints.maps import IdentityMap, L1BallMap, L1ImageMap, Map
 from snarenet.constraints.sparsity import Pattern
 from snarenet.problems.base import Problem
 from snarenet.problems.separable import Separable
@@ -38,15 +38,16 @@ def read_structure(problem: Problem, instance: Instance, x: Tensor) -> Reading |
     if not isinstance(problem, Separable) or type(problem).objective is not Separable.objective:
         return "its objective is not the one of `Separable`"
     n, row, parts = problem.size, 0, list(instance.map.parts)
-    width, first = n * (1 + sum(isinstance(part, L1BallMap) for part in parts)), n
+    balls = [part for part in parts if isinstance(part, L1BallMap | L1ImageMap)]
+    width, first = n + sum(ball.center.shape[-1] for ball in balls), n
     blocks: list[Rows] = []
     bounds: list[tuple[Array, Array]] = []
     for kind, part in zip(problem.constraints.parts, parts, strict=True):
         own = tuple(array(bound[:, row : row + part.rows]) for bound in (instance.lower, instance.upper))
         row += part.rows
-        if isinstance(part, L1BallMap):
-            block, *own = read_ball(part, first, width, len(x))
-            first += n
+        if isinstance(part, L1BallMap | L1ImageMap):
+            block, *own = read_ball(part, n, first, width, len(x))
+            first += part.center.shape[-1]
         else:
             block = read_rows(part, n, width)
         if block is None:

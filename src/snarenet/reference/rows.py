@@ -1,7 +1,7 @@
 r"""From the rows of a set in torch to those of a program in numpy, for one instance after another.
 
-The row of an `L1Ball` has kinks. With n further variables t, which stand behind those of y, it is linear:
-$y - t \le c$, $-y - t \le -c$ and $\sum_j t_j \le r$.
+The rows of an `L1Ball` $\|A y - c\|_1 \le r$ have kinks. With as many further variables t as A has rows, which stand
+behind those of y, they are linear: $A y - t \le c$, $-A y - t \le -c$ and $\sum_j t_j \le r$; A = I where it has none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snarenet.constraints.maps import FactoredMap, IdentityMap, L1BallMap, LinearMap, Map, QuadraticMap
+from snarenet.constraints.maps import FactoredMap, IdentityMap, L1BallMap, L1ImageMap, LinearMap, Map, QuadraticMap
 from snarenet.reference.program import Array, QuadraticRows
 
 
@@ -61,14 +61,15 @@ def read_rows(part: Map, size: int, width: int) -> Rows | None:
     return None
 
 
-def read_ball(part: L1BallMap, first: int, width: int, count: int) -> tuple[Rows, Array, Array]:
-    """The linear rows of a ball whose further variables begin at `first`, and their bounds for `count` instances."""
-    n = part.center.shape[-1]
-    eye, G = np.eye(n), np.zeros((2 * n + 1, width))
-    G[:n, :n], G[n : 2 * n, :n] = eye, -eye
-    G[: 2 * n, first : first + n] = -np.vstack([eye, eye])
-    G[-1, first : first + n] = 1.0
-    center, radius = np.broadcast_to(array(part.center), (count, n)), np.broadcast_to(array(part.radius), (count, 1))
+def read_ball(part: L1BallMap | L1ImageMap, size: int, first: int, width: int, count: int) -> tuple[Rows, Array, Array]:
+    """The linear rows of a ball on `size` variables, its own behind them, and their bounds for `count` instances."""
+    k = part.center.shape[-1]
+    A, eye = array(part.matrix) if isinstance(part, L1ImageMap) else np.eye(size), np.eye(k)
+    G = np.zeros((*A.shape[:-2], 2 * k + 1, width))
+    G[..., :k, :size], G[..., k : 2 * k, :size] = A, -A
+    G[..., : 2 * k, first : first + k] = -np.vstack([eye, eye])
+    G[..., -1, first : first + k] = 1.0
+    center, radius = np.broadcast_to(array(part.center), (count, k)), np.broadcast_to(array(part.radius), (count, 1))
     upper = np.hstack([center, -center, radius])
     return Rows(G), np.full_like(upper, -np.inf), upper
 

@@ -140,7 +140,7 @@ def _on_function(name: str, found: _Found, least: float, dense: bool) -> Iterato
     if bool(found.kinked.any()):
         yield (
             f"{name}: {_count(found.kinked)} kinked at y = 0, like a norm or |y|: squared, a norm is smooth, "
-            "and may be a Quadratic."
+            "and may be a Quadratic; a sum of |A y - c| is an L1Ball."
         )
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import snarenet as sn
-from snarenet.constraints.maps import FunctionMap, LiftedMap
+from snarenet.constraints.maps import FunctionMap, LiftedMap, LinearMap, Map, WidenedMap
+from snarenet.problems.separable import Separable
 from snarenet.reference import solve
-from snarenet.repair.start.lifting import ball_of
+from snarenet.repair.start.lifting import balls_of
 from snarenet.testing import assert_equal, draw
 
 N = 5
@@ -20,6 +21,7 @@ Y, X = draw(12, N, seed=2), 0.2 * draw(12, N, seed=3)
 ONES = torch.ones(1, N, dtype=torch.float64)
 F, A = draw(N, 2, seed=6), draw(2, N, seed=7)
 D = torch.full((N,), 0.3, dtype=torch.float64)
+DIFFERENCES = torch.eye(N, dtype=torch.float64).diff(dim=0)
 
 
 def waves(y: Tensor, x: Tensor) -> Tensor:
@@ -39,7 +41,26 @@ def curved() -> sn.Constraints:
     )
 
 
+def several() -> sn.Constraints:
+    """Three balls, two of them with a matrix, one of these for each sample, beside a bowl, a plane and a box."""
+    own = sn.L1Ball(lambda x: x[:, :2], lambda x: 0.7 + x[:, :1].abs(), lambda x: A * (2 + x[:, :1]).unsqueeze(2))
+    bowls = sn.Quadratic(torch.ones(1, N), upper=0.5) & sn.Quadratic(factor=F, diagonal=D, upper=0.6)
+    return (
+        own
+        & sn.L1Ball(lambda x: x, 1.5)
+        & bowls
+        & sn.L1Ball(0.0, 0.6, DIFFERENCES)
+        & sn.Linear(ONES, equals=0.1)
+        & sn.Box(-0.5, 0.6)
+    )
+
+
+def bent() -> sn.Constraints:
+    return sn.Nonlinear(waves, 2, -0.1, 0.1) & sn.L1Ball(0.0, 0.5, DIFFERENCES) & sn.Box(-1.0, 1.0)
+
+
 KINDS = pytest.mark.parametrize("kind", [bowl, curved])
+WITH_MATRICES = pytest.mark.parametrize("kind", [several, bent])
 
 
 def nearest(constraints: sn.Constraints, y: Tensor, x: Any, weights: Tensor | None = WEIGHTS) -> sn.Solution:
@@ -84,6 +105,96 @@ def test_buys_and_sells_by_hand(kind: Any) -> None:
     assert kind().violation(solution.value, X).max() < 1e-8
 
 
+class Projection(Separable):
+    """The nearest point as a problem of its own, for a solver."""
+
+    convex = True
+
+    def __init__(self, constraints: sn.Constraints, weights: Tensor, y: Tensor, x: Tensor) -> None:
+        super().__init__()
+        self.constraints, self.size, self.features = constraints, y.shape[1], x.shape[1]
+        self.store(torch.cat([x, y], 1).numpy(), square=weights.numpy())
+
+    def slope(self, x: Tensor) -> Tensor:
+        return -self.square * x[:, -self.size :]
+
+
+def variations() -> dict[str, tuple[sn.Constraints, Tensor]]:
+    """Sets, and predictions, all without x."""
+    n, walk = 40, 0.3 * draw(6, 40, seed=20).cumsum(1)
+    once = torch.eye(n, dtype=torch.float64).diff(dim=0)
+    wide, tall = draw(8, 40, seed=21), draw(30, 12, seed=22)
+    total = sn.Linear(torch.ones(1, n), equals=8.0)
+    return {
+        "variation": (sn.L1Ball(0.0, 2.0, once), walk),
+        "little variation": (sn.L1Ball(0.0, 1e-3, once), walk),
+        "none": (sn.L1Ball(0.0, 0.0, once), walk),
+        "second differences": (sn.L1Ball(0.1, 0.5, once.diff(dim=0)), walk),
+        "battery": (sn.L1Ball(0.0, 2.0, once) & sn.Box(0.0, 1.0) & total, walk),
+        "wide": (sn.L1Ball(0.0, 1.0, wide), walk),
+        "tall": (sn.L1Ball(0.2, 8.0, tall), draw(6, 12, seed=23)),
+        "two plain ones": (sn.L1Ball(0.0, 3.0) & sn.L1Ball(0.3, 12.0) & sn.Linear(torch.ones(1, n), equals=2.0), walk),
+        "plain and variation": (sn.L1Ball(0.0, 3.0) & sn.L1Ball(0.0, 1.0, once), walk),
+    }
+
+
+@pytest.mark.parametrize("name", variations())
+@pytest.mark.parametrize("weighed", [False, True])
+def test_variations_are_those_of_the_solver(name: str, weighed: bool) -> None:
+    """All of them are found at the start, to the last digits, and the distance is the least."""
+    pytest.importorskip("clarabel")
+    constraints, y = variations()[name]
+    x, weights = torch.zeros(len(y), 1), torch.ones(y.shape[1]).double()
+    if weighed:
+        weights = torch.logspace(-1, 1, y.shape[1], dtype=torch.float64)
+    solution = sn.repair(constraints, y, x.double(), weights=weights if weighed else None)
+    assert solution.converged.all()
+    assert solution.steps.max() <= 1
+    problem = Projection(constraints, weights, y, x.double())
+    best = solve(problem, problem.inputs, "clarabel", workers=1, cache=False)
+    assert best.ok.all()
+
+    def away(z: Tensor) -> Tensor:
+        return (weights * (z - y).square()).sum(1).sqrt()
+
+    assert_equal(away(solution.value) / away(best.value), torch.ones(len(y)).double(), 1e-5)
+
+
+@WITH_MATRICES
+def test_matrices_beside_other_rows(kind: Any) -> None:
+    """In the set, at the start, and nearer than the repair alone."""
+    constraints = kind()
+    solution, plain = nearest(constraints, Y, X), sn.repair(constraints, Y, X, start=None, rescue=True, weights=WEIGHTS)
+    assert solution.converged.all()
+    assert plain.converged.all()
+    assert (solution.steps == 0).double().mean() > 0.9
+    far, near = ((WEIGHTS * (found.value - Y).square()).sum(1) for found in (plain, solution))
+    assert (near <= far * (1 + 1e-6)).all()
+    assert (near < 0.999 * far).any()
+    alone = torch.cat([nearest(constraints, Y[[i]], X[[i]]).value for i in range(len(Y))])
+    assert_equal(alone, solution.value, 1e-9)
+
+
+@WITH_MATRICES
+def test_gradients_with_matrices(kind: Any) -> None:
+    constraints = kind()
+    some = (nearest(constraints, Y, X).steps == 0).nonzero().squeeze(1)[:2]
+    y, x = Y[some].clone().requires_grad_(), X[some].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda y, x: nearest(constraints, y, x).value, (y, x), atol=1e-5)
+
+
+def test_gradients_of_a_matrix() -> None:
+    inputs = [t.clone().requires_grad_() for t in (Y[:3], A, X[0, :2], torch.tensor(0.3, dtype=torch.float64))]
+
+    def outcome(y: Tensor, matrix: Tensor, center: Tensor, radius: Tensor) -> Tensor:
+        ball = sn.L1Ball(lambda _: center.expand(3, -1), lambda _: radius.expand(3, 1), lambda _: matrix)
+        solution = nearest(ball & sn.Box(-0.5, 0.5), y, X[:3])
+        assert (solution.steps == 0).all()
+        return solution.value
+
+    assert torch.autograd.gradcheck(outcome, inputs, atol=1e-5)
+
+
 @KINDS
 def test_gradients(kind: Any) -> None:
     constraints = kind()
@@ -107,13 +218,14 @@ def test_gradients_of_tensors_of_the_set() -> None:
     assert torch.autograd.gradcheck(outcome, inputs, atol=1e-5)
 
 
-def test_relaxed_and_double_balls_are_left_to_the_repair() -> None:
+def test_relaxed_balls_are_left_to_the_repair() -> None:
     instance = bowl().at(Y, X)
-    assert ball_of(instance) == 0
-    assert ball_of(instance.relaxed(0.1)) is None
-    assert ball_of((bowl() & sn.L1Ball(0.0, 2.0)).at(Y, X)) is None
-    two = nearest(bowl() & sn.L1Ball(0.0, 2.0), Y, X)
-    assert two.converged.all()
+    assert balls_of(instance) == [0]
+    assert balls_of(instance.relaxed(0.1)) == []
+    assert balls_of(several().at(Y, X)) == [0, 1, 4]
+    assert balls_of(several().at(Y, X).relaxed(0.1)) == []
+    relaxed = sn.SnareLayer(several(), weights=WEIGHTS).train().solve(Y, X, relax=0.1)
+    assert relaxed.converged.all()
 
 
 def test_single_precision_and_nothing_to_do() -> None:
@@ -127,17 +239,27 @@ def test_single_precision_and_nothing_to_do() -> None:
 
 def test_products_of_a_lifted_map() -> None:
     """Value, Jacobian, products and pullback of a function in buys and sells, against autograd."""
-    map = LiftedMap(FunctionMap(waves, X, 2), X.clone().requires_grad_())
+    center = X.clone().requires_grad_()
+    check(LiftedMap(FunctionMap(waves, X, 2), center), center)
+
+
+def test_products_of_a_widened_map() -> None:
+    matrix = A.clone().requires_grad_()
+    check(WidenedMap(LinearMap(matrix), N), matrix)
+
+
+def check(map: Map, tensor: Tensor) -> None:
+    """Of a map on 2n variables, with a tensor inside."""
     v, t, w = draw(12, 2 * N, seed=11), draw(12, 2 * N, seed=12), draw(12, 2, seed=13)
     J = torch.stack(
         [torch.func.jacrev(lambda u, i=i: map.select(torch.tensor([i])).value(u[None])[0])(v[i]) for i in range(12)]
     )
-    assert_equal(map.jacobian(v), J, 1e-12)
+    assert_equal(map.jacobian(v).expand_as(J), J, 1e-12)
     assert_equal(map.jvp(v, t), (J @ t.unsqueeze(2)).squeeze(2), 1e-12)
     assert_equal(map.vjp(v, w), (w.unsqueeze(1) @ J).squeeze(1), 1e-12)
-    in_v, in_center = map.pullback(v, [(w, t)], w, (map.center,))
+    in_v, inside = map.pullback(v, [(w, t)], w, (tensor,))
     leaf = v.clone().requires_grad_()
     total = (w * map.jvp(leaf, t)).sum() + (w * map.value(leaf)).sum()
-    expected = torch.autograd.grad(total, (leaf, map.center))
+    expected = torch.autograd.grad(total, (leaf, tensor))
     assert_equal(in_v, expected[0], 1e-12)
-    assert_equal(in_center, expected[1], 1e-12)
+    assert_equal(inside, expected[1], 1e-12)

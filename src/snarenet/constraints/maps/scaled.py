@@ -15,7 +15,7 @@ from torch import Tensor
 
 from snarenet.constraints.maps.base import Linearization, Map, Pairs
 from snarenet.constraints.maps.function import FunctionMap
-from snarenet.constraints.maps.l1 import L1BallMap
+from snarenet.constraints.maps.l1 import L1BallMap, L1ImageMap
 from snarenet.constraints.maps.linear import IdentityMap, LinearMap
 from snarenet.constraints.maps.quadratic import QuadraticMap
 from snarenet.constraints.maps.sparse import SparseMap
@@ -36,6 +36,8 @@ def _scaled(k: int, part: Map, scale: Tensor, memo: Memo) -> Map:
         return IdentityMap(part.rows, scale)
     if isinstance(part, L1BallMap):
         return L1BallMap(part.center, part.radius, scale)
+    if isinstance(part, L1ImageMap):
+        return L1ImageMap(part.matrix * scale, part.center, part.radius)
     if isinstance(part, SparseMap):
         return memo.get(("scaled", k), part.sources, lambda: part.scaled(scale))
     if isinstance(part, LinearMap):

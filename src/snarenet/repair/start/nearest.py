@@ -10,7 +10,7 @@ moves two points apart.
 | linear, one matrix for all samples | ADMM (`admm.py`), more of it, interior-point steps | the projection, to 0.1 % |
 | diagonal Hessians, or linear with a matrix a sample | active set (`active_set.py`), then the next | the same |
 | any others; sparse ones, many or nearly dependent | repair, interior-point steps, Newton (`smooth.py`) | the same |
-| beside one L1 ball | the same in buys and sells (`lifting.py`) | the same |
+| beside L1 balls | the same in buys and sells (`lifting.py`) | the same |
 
 Each method in a row of this table is for samples that the one before did not bring there. Whoever asks for a number of
 iterations gets that many of ADMM or the active set, and what they lead to as it is. So do recordings and exports.
@@ -40,7 +40,7 @@ from snarenet.repair.metric import Metric, metric_of
 from snarenet.repair.options import Nearest, Options
 from snarenet.repair.start import active_set, admm, smooth
 from snarenet.repair.start.apart import apart
-from snarenet.repair.start.lifting import ball_of, lift
+from snarenet.repair.start.lifting import balls_of, flat, lift
 from snarenet.repair.stopping import CONVERGED
 from snarenet.solution import RepairWarning, warn
 from snarenet.tracing import capturing, tracing, without_grad
@@ -50,7 +50,7 @@ Method = Literal["none", "clipping", "admm", "active set", "smooth"]
 # iterations that "auto" stands for: of ADMM, where more change trained models no more; of the active set, where nearly
 # all samples that settle at all have settled; interior-point steps, of which five to ten are usual
 _ITERATIONS: dict[Method, int] = {"none": 0, "clipping": 0, "admm": 35, "active set": 26, "smooth": 20}
-_SOUGHT = 40  # interior-point steps where all rows are linear, which may be nearly dependent, and in the rescue
+_SOUGHT = 40  # interior-point steps where all faces are flat, whose rows may be nearly dependent, and in the rescue
 _ROOM = 2**26  # entries of dense matrices at once there
 _CLOSE = 20  # iterations of ADMM from which on little is left to repair
 _FINISH = Annealed(1e-3, 0.1)  # the damping after that: nearly Newton's steps
@@ -94,7 +94,7 @@ def plan(
     method, why = _method(memo, options, instance, metric, recorded)
     iterations = _ITERATIONS[method]
     asked = options.start.iterations if isinstance(options.start, Nearest) else "auto"
-    if method == "smooth" and instance.map.linear:
+    if method == "smooth" and flat(instance.map):
         iterations = _SOUGHT
     if asked != "auto" and iterations:
         iterations = asked
@@ -247,38 +247,35 @@ def _project(
     near: Tensor | None = None,
 ) -> Tensor:
     """The projections of y onto rows of any kind, by `smooth`; it looks at values, so it is never traced."""
-    ball = ball_of(instance)
-    if ball is None:
+    balls = balls_of(instance)
+    if not balls:
         restore = partial(_restored, memo, metric)
         return smooth.project(instance, y, iterations, weights, restore, _systems(instance), tol, near)
     left = smooth.outside(instance, y, tol)
     if not len(left):
         return y
-    towards = partial(_project_lifted, memo, ball, weights, iterations)
+    towards = partial(_project_lifted, memo, balls, weights, iterations)
     part, predicted = instance.select(left), y[left]
     found = apart(towards, part, predicted) if y.dtype == torch.float32 else towards(part, predicted)
     return y.index_copy(0, left, found)
 
 
 def _project_lifted(
-    memo: Memo, ball: int, weights: Tensor | None, iterations: int, instance: Instance, y: Tensor
+    memo: Memo, balls: list[int], weights: Tensor | None, iterations: int, instance: Instance, y: Tensor
 ) -> Tensor:
-    """The projections of y, all outside, onto a set with an L1 ball, its part of that number."""
+    """The projections of y, all outside, onto a set with L1 balls, its parts of these numbers."""
     known = memo.get("lifted", (), Memo)
-    metric = None
-    if weights is not None:
-        weights = weights.repeat(2)
-        metric = metric_of(_plain(y.dtype), known, weights, len(weights))
-    lifted = lift(instance, ball, y)
-    restore = partial(_restored, known, metric)
-    found = smooth.project(lifted.instance, lifted.y, iterations, weights, restore, systems=None)
+    lifted = lift(known, instance, balls, y, weights)
+    metric = metric_of(_plain(y.dtype), known, lifted.metric, lifted.y.shape[1])
+    restore, systems = partial(_restored, known, metric), _systems(lifted.instance)
+    found = smooth.project(lifted.instance, lifted.y, iterations, lifted.weights, restore, systems)
     return lifted.back(found, y)
 
 
 def slide(instance: Instance, y: Tensor, start: Tensor, reached: Tensor, weights: Tensor | None) -> Tensor:
     """The nearest points to y (B, n), all outside, sought from where some reached the set; y where none was found."""
     some = reached.nonzero().squeeze(1)
-    if ball_of(instance) is not None:  # the points are not ones of buys and sells
+    if balls_of(instance):  # the points are not ones of buys and sells
         return y
     known = start.detach()[some], torch.ones_like(some, dtype=torch.bool)
     steps, systems = _ITERATIONS["smooth"], sparse_systems(instance)
@@ -291,7 +288,7 @@ def seek(instance: Instance, y: Tensor, weights: Tensor | None, tol: float) -> T
 
     That is certain where all rows are linear and the set is not empty, and often leads there where some are curved.
     """
-    if ball_of(instance) is not None:
+    if balls_of(instance):
         return y
     rows, systems = instance.map.rows, sparse_systems(instance, of_rows=True)
     some = max(1, _ROOM // (rows * max(rows, y.shape[1]))) if systems is None else len(y)
