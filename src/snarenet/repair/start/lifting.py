@@ -99,6 +99,7 @@ def lift(memo: Memo, instance: Instance, balls: list[int], y: Tensor, weights: T
     own = [parts[i] for i in balls]
     if len(own) == 1 and isinstance(own[0], L1BallMap):
         return _in_trades(own[0], others, low, high, y, weights)
+    weights = torch.ones_like(y[0]) if weights is None else weights.to(y) / weights.to(y).mean()
     return _beside_trades(memo, [_Ball.of(part, y, weights) for part in own], others, low, high, y, weights)
 
 
@@ -141,13 +142,11 @@ class _Ball(NamedTuple):
     lengths: Tensor
 
     @staticmethod
-    def of(part: Map, y: Tensor, weights: Tensor | None) -> _Ball:
+    def of(part: Map, y: Tensor, weights: Tensor) -> _Ball:
         """That of a part of the set."""
         assert isinstance(part, L1BallMap | L1ImageMap)
         matrix = part.matrix if isinstance(part, L1ImageMap) else torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
-        A = matrix.detach()
-        squares = A.square() if weights is None else A.square() / weights.to(A)
-        lengths = squares.sum(-1).sqrt()
+        lengths = (matrix.detach().square() / weights).sum(-1).sqrt()
         lengths = torch.where(lengths > 0, lengths, 1.0)
         center = (part.center / lengths).expand(len(y), -1)
         return _Ball(matrix / lengths.unsqueeze(-1), center, part.radius.expand(len(y), 1), lengths)
@@ -160,7 +159,7 @@ def _beside_trades(
     low: Tensor,
     high: Tensor,
     y: Tensor,
-    weights: Tensor | None,
+    weights: Tensor,
 ) -> Lift:
     """In y, and buys and sells of each ball behind it."""
     n, more = y.shape[1], sum(2 * ball.center.shape[1] for ball in balls)
@@ -180,9 +179,9 @@ def _beside_trades(
         before += 2 * k
     free = y.new_zeros(len(y), more)
     rows.append((IdentityMap(n + more), torch.cat([low, free], 1), torch.cat([high, free + torch.inf], 1)))
-    own, apart = torch.ones_like(y[0]) if weights is None else weights.to(y), y.new_ones(more)
-    metric = None if weights is None else torch.cat([own, apart])
-    return Lift(_joined(rows), torch.cat(v, 1), torch.cat([own, _LIGHT * apart]), metric, None)
+    apart = y.new_ones(more)
+    light, metric = (torch.cat([weights, of_trades]) for of_trades in (_LIGHT * apart, apart))
+    return Lift(_joined(rows), torch.cat(v, 1), light, metric, None)
 
 
 def _joined(rows: list[tuple[Map, Tensor, Tensor]]) -> Instance:

@@ -126,7 +126,8 @@ def _method(
     if map.diagonal_hessian and not (sparse and sparse_suits(instance)):
         return "active set", "all Hessians are diagonal"
     if options.krylov is None and not (recorded or capturing() or torch.compiler.is_exporting()):
-        return "smooth", "rows are large and sparse" if map.diagonal_hessian else "some rows are curved"
+        kinked = "an L1 ball has kinks" if flat(map) else "some rows are curved"
+        return "smooth", "rows are large and sparse" if map.diagonal_hessian else kinked
     known: Method = "admm" if insists and any(part.constant for part in map.parts) else "none"
     if torch.compiler.is_exporting():
         there = "at the projection onto the constant linear rows alone" if known == "admm" else "at the prediction"
