@@ -310,9 +310,9 @@ def test_a_ball_in_the_first_norm(norm: Any, rows: int) -> None:
         assign([c, r], x[k])
         target.value = guess[k].numpy()
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-        assert np.abs(value[k].numpy() - y.value).max() <= 1e-4
+        assert np.abs(value[k].numpy() - y.value).max() <= (1e-6 if rows == 1 else 1e-2)
         away = [np.linalg.norm(target.value - point) for point in (value[k].numpy(), y.value)]
-        assert away[0] == pytest.approx(away[1], rel=1e-6)
+        assert away[0] == pytest.approx(away[1], rel=1e-5)
 
 
 def test_matrices_and_names() -> None:

@@ -35,8 +35,9 @@ class L1Ball(LimitedRows):
     tolerance is kept by the sum.
 
     A repair begins at the nearest point, where small differences become 0 (to the tolerance); that is differentiable in
-    y, center, radius and matrix, except where a difference just becomes 0. It does so beside other rows, too, unless
-    the ball is relaxed.
+    y, center, radius and matrix, except where a difference just becomes 0. With a matrix, or where there are several
+    balls, it is the nearest to 1e-4 of the distance or better. It does so beside other rows, too, unless a ball is
+    relaxed.
 
     Args:
         center: a number, (n,), (B, n), or a function of x that returns (B, n); with a matrix k stands for n.

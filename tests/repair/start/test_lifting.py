@@ -157,7 +157,7 @@ def test_variations_are_those_of_the_solver(name: str, weighed: bool) -> None:
     def away(z: Tensor) -> Tensor:
         return (weights * (z - y).square()).sum(1).sqrt()
 
-    assert_equal(away(solution.value) / away(best.value), torch.ones(len(y)).double(), 1e-5)
+    assert_equal(away(solution.value) / away(best.value), torch.ones(len(y)).double(), 1e-4 if weighed else 3e-5)
 
 
 @WITH_MATRICES

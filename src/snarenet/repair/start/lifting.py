@@ -15,8 +15,8 @@ $$ \min_{z, p, m} \tfrac12 \| z - y \|_W^2 + \tfrac\epsilon2 \| p - p^0 \|^2 + \
    \quad\text{so that}\quad R^{-1} (A z - c) = p - m, \; \textstyle\sum_i R_{ii} (p_i + m_i) \le r, \;
    p, m \ge 0, $$
 
-with $p^0 - m^0 = R^{-1} (A y - c)$ and $R_{ii}^2 = A_i W^{-1} A_i^\top$, so that both are of one size. The system of a
-step needs some weight for each variable; that of p and m moves z by the square of $\epsilon$, beside the distance.
+with $p^0 - m^0 = R^{-1} (A y - c)$ and $R_{ii} = \| A_i \|$, so that both are of one size. The system of a step needs
+some weight for each variable; that of p and m lengthens the distance by about 1e-6 of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from snarenet.constraints.maps import (
 from snarenet.constraints.structure import Seen
 from snarenet.memo import Memo
 
-_LIGHT = 1e-4  # epsilon; a tenth of it costs digits of the point, ten times as much moves it
+_LIGHT = 1e-2  # epsilon; a tenth of it loses samples where there are hundreds of variables
 
 
 class Lift(NamedTuple):
@@ -100,7 +100,7 @@ def lift(memo: Memo, instance: Instance, balls: list[int], y: Tensor, weights: T
     if len(own) == 1 and isinstance(own[0], L1BallMap):
         return _in_trades(own[0], others, low, high, y, weights)
     weights = torch.ones_like(y[0]) if weights is None else weights.to(y) / weights.to(y).mean()
-    return _beside_trades(memo, [_Ball.of(part, y, weights) for part in own], others, low, high, y, weights)
+    return _beside_trades(memo, [_Ball.of(part, y) for part in own], others, low, high, y, weights)
 
 
 def _in_trades(
@@ -142,12 +142,12 @@ class _Ball(NamedTuple):
     lengths: Tensor
 
     @staticmethod
-    def of(part: Map, y: Tensor, weights: Tensor) -> _Ball:
+    def of(part: Map, y: Tensor) -> _Ball:
         """That of a part of the set."""
         assert isinstance(part, L1BallMap | L1ImageMap)
         matrix = part.matrix if isinstance(part, L1ImageMap) else torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
-        lengths = (matrix.detach().square() / weights).sum(-1).sqrt()
-        lengths = torch.where(lengths > 0, lengths, 1.0)
+        squares = matrix.square().sum(-1)
+        lengths = torch.where(squares > 0, squares, 1.0).sqrt()
         center = (part.center / lengths).expand(len(y), -1)
         return _Ball(matrix / lengths.unsqueeze(-1), center, part.radius.expand(len(y), 1), lengths)
 
